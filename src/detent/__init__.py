@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         tune as tune,
     )
     from detent.convert.splitting import Pipeline as Pipeline
-    from detent.emulator.emulator import Emulator as Emulator
+    from detent.emulator import Emulator as Emulator
     from detent.evaluation.evaluator import Evaluator as Evaluator
     from detent.evaluation.metric_file import Metric as Metric
     from detent.graph.pytorch import from_torch as from_torch
@@ -80,7 +80,7 @@ _LAZY = {
     "DeviceCheck": "detent.results.checked",
     "Distribution": "detent.methods",
     "Emulation": "detent.results.compared",
-    "Emulator": "detent.emulator.emulator",
+    "Emulator": "detent.emulator",
     "Entropy": "detent.methods",
     "Evaluation": "detent.results.evaluated",
     "Evaluator": "detent.evaluation.evaluator",

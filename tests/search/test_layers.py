@@ -13,8 +13,8 @@ from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
 from detent.recipe.recipe import LAYERS
+from detent.search import unrefined
 from detent.search.mixed_precision import Layers, OtherFormats, search_layers, signal_power
-from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 from tests.models import run
 

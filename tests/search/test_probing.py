@@ -17,7 +17,7 @@ from detent.errors import UsageError
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
-from detent.search.probing import unrefined
+from detent.search import unrefined
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "8"]

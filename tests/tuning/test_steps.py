@@ -10,8 +10,8 @@ from detent.pipeline.run import Run
 from detent.recipe import Override
 from detent.recipe.recipe import find_preset
 from detent.refinements import QuickRounding, Rounding
-from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.search import unrefined
+from detent.sensitivity_analysis import sensitivity
 from detent.tuning.steps import (
     Blame,
     exception_stages,

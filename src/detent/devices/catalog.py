@@ -189,7 +189,6 @@ def _of_generation(device: Device, generation: Generation) -> Device:
 
 
 def device_of(recipe: Recipe) -> Device:
-    """Return the device that a recipe's models are for."""
     shifted = instead_of_shifts(recipe.activations) is None
     return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 

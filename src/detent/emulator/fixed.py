@@ -102,7 +102,6 @@ class Constant:
 
     @property
     def reach(self) -> int:
-        """The largest magnitude."""
         return int(np.abs(self.integers).max(initial=0))
 
     def shifted(self, bits: int) -> npt.NDArray[np.int64]:
@@ -205,7 +204,6 @@ class ProgramBuilder:
         return self.nodes(node.op_type, inputs, len(node.outputs), dict(node.attributes.items()))
 
     def array(self, numbers: npt.NDArray[Any]) -> ir.Value:
-        """Add a constant to the program."""
         return add_initializer(self.model.graph, self._fresh("constant"), numbers)
 
     def scalar(self, number: float, wide: bool) -> ir.Value:
@@ -285,20 +283,16 @@ class Grid:
 
     @property
     def low(self) -> int:
-        """The least integer."""
         return int(np.iinfo(self.dtype).min) - self.zero_point
 
     @property
     def high(self) -> int:
-        """The largest integer."""
         return int(np.iinfo(self.dtype).max) - self.zero_point
 
     def codes(self, integers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the codes of integers that lie on the grid."""
         return (np.asarray(integers).astype(np.int64) + self.zero_point).astype(self.dtype)
 
     def integers(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the integers of codes."""
         return codes.astype(np.int64) - self.zero_point
 
 

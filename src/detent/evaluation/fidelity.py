@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
@@ -232,6 +232,8 @@ def _decibels(signal: float, noise: float) -> float:
 
 STAGE = "measure"
 
+Answering = Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]]  # the outputs of a model
+
 # Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst.
 DETAILED_SAMPLES = 4
 
@@ -259,7 +261,6 @@ class PartSums:
         return PartSums(self.sums + more.sums, spans)
 
     def closeness_of(self, part: OutputPart) -> PartCloseness:
-        """Return the figures of a part."""
         low, high, other_low, other_high = self.spans
         constant = other_low == other_high and low != high
         peak = max(abs(low), abs(high))
@@ -284,7 +285,8 @@ def measure_fidelity(
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
     *,
-    original: Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    original: Answering | None = None,
+    quantized: Answering | None = None,
     emulate: DeviceRounding | None = None,
     purpose: Purpose | None = None,
     parts: Mapping[str, Sequence[OutputPart]] | None = None,
@@ -295,12 +297,13 @@ def measure_fidelity(
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
-    of the model before its channels were rescaled. With `emulate` the quantized model is computed in integers, with
-    that rounding. `purpose` says how to read answers (by default by the first output), `parts` what outputs are of.
+    of the model before its channels were rescaled; and `quantized` those of the quantized model. With `emulate` that is
+    computed in integers, with that rounding. `purpose` says how to read answers (by default by the first output),
+    `parts` what outputs are of.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
-    quantized = _open(quantized_model, list(renamed.values()), emulate)
+    tapped = _open(quantized_model, list(renamed.values()), emulate)
     purpose = purpose or _purpose_by_shape(quantized_model.graph.outputs[0])
     divided = dict(parts or {})
 
@@ -308,7 +311,11 @@ def measure_fidelity(
         pending, names = work
         sample = pending.load()
         expected = _expected(reference, sample, {} if original is None else original(pending), names)
-        found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
+        if quantized is not None and names is outputs:
+            answers = quantized(pending)
+            found = [answers[name] for name in names]
+        else:
+            found = tapped(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = _float_pairs(pairs, quantized_model, sample.origin)
         before, after = _answers(purpose, set(outputs), names, expected, found)

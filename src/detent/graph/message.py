@@ -106,7 +106,6 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[Any]:
 
 
 def external_files(proto: onnx.ModelProto) -> set[str]:
-    """Return the locations of external data."""
     return {
         str(entry.value)
         for tensor in (*proto.graph.initializer, *_other_tensors(proto))

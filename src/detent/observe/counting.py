@@ -144,6 +144,7 @@ def tally(
 def count_tensors(
     addresses: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     inverse_widths: npt.NDArray[np.float32],
     limits: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
@@ -152,24 +153,24 @@ def count_tensors(
     tables: npt.NDArray[np.uint32],
 ) -> None:
     """Add the bins of many tensors, given by address and size, each to its row of `counts`; or nothing of a tensor
-    where a magnitude reaches its limit (as bits).
+    where a magnitude reaches its limit (as bits). Widths and limits are by row too.
 
     `found` has a row for each: the least key, the greatest, of all values in either case, and whether they fitted.
     `indices` (BLOCK long) and `tables` (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so
     a tensor up to 2^34 values.
     """
     for tensor in range(addresses.size):
-        values = floats_at(addresses[tensor], sizes[tensor])
+        values, row = floats_at(addresses[tensor], sizes[tensor]), rows[tensor]
         low, high, fits = _NO_LOW, _NO_HIGH, True
         start = 0
         while start < values.size:
             block = values[start : start + BLOCK]
-            lower, higher = find_bins(block, inverse_widths[tensor], indices)
+            lower, higher = find_bins(block, inverse_widths[row], indices)
             low = lower if lower < low else low
             high = higher if higher > high else high
             below = np.int32(low ^ _MAGNITUDE) & _MAGNITUDE if low < 0 else 0
             # The caller widens the bins and counts all of it again: only the extremes of the rest are needed.
-            fits = fits and high < limits[tensor] and below < limits[tensor]
+            fits = fits and high < limits[row] and below < limits[row]
             start += block.size
             if fits:
                 tally(indices, block.size, tables, values[start:])
@@ -178,8 +179,8 @@ def count_tensors(
         # between those of the extremes can hold anything. Nothing of a tensor that did not fit may stay in the tables.
         begin, end = 0, BINS
         if fits and start:
-            begin, end = _bin_of(low, inverse_widths[tensor]), _bin_of(high, inverse_widths[tensor]) + 1
-        occupied = counts[tensor, begin:end]
+            begin, end = _bin_of(low, inverse_widths[row]), _bin_of(high, inverse_widths[row]) + 1
+        occupied = counts[row, begin:end]
         for table in range(TABLES):
             taken = tables[table, begin:end]
             for i in range(occupied.size if fits else 0):

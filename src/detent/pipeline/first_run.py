@@ -43,17 +43,17 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
     },
     {
-        "detent.equalize.equalize:_add_up": ("float32[:,:,::1], int32[:,:,::1], float64[:,::1]",),
+        "detent.equalize.moments:_add_up": ("float32[:,:,::1], int64, float32[:,::1], float64[:,::1]",),
         "detent.equalizations.global_equalization:_look_at_taps": (
             "Array(float32, 4, 'C', True), float32[:,:,::1], float64[:,::1]",
         ),
         "detent.observe.counting:count_tensors": (
-            "int64[::1], int64[::1], float32[::1], int64[::1], int64[:,::1], int32[:,::1], uint16[::1], uint32[:,::1]",
+            "int64[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[:,::1], int32[:,::1], uint16[::1], "
+            "uint32[:,::1]",
         ),
         "detent.numerics.formats:_encode": ("float32[::1], float32, float32, float32, int64, uint8[::1]",),
         "detent.refine.layers:gather": (
-            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1]",
-            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,:]",
+            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1], int64",
         ),
         "detent.refinements.activations:add_pulls": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]",

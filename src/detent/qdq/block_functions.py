@@ -183,7 +183,6 @@ class Blocks:
 
 
 def cut(body: Body, x: ir.Value, layout: BlockLayout) -> Blocks:
-    """Cut `x` into blocks."""
     if layout.static is None:
         return _cut_any(body, x, layout)
     static, before = layout.static, [0] * layout.static.axis

@@ -22,7 +22,7 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, QuickRounding, Refinement, Rounding
 from detent.results.searched import Proposal, Sensitivity, Way
-from detent.search.probing import propose
+from detent.search import propose
 
 _SLOW = ("AdaRound", "AdaQuant")
 
