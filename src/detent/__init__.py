@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         AdaQuant as AdaQuant,
         AdaRound as AdaRound,
         BiasCorrection as BiasCorrection,
+        QuickRounding as QuickRounding,
         Rounding as Rounding,
     )
     from detent.report.page import write_page as write_page
@@ -96,6 +97,7 @@ _LAZY = {
     "Pipeline": "detent.convert.splitting",
     "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
+    "QuickRounding": "detent.refinements",
     "Recipe": "detent.recipe",
     "Report": "detent.results.quantized",
     "Rounding": "detent.refinements",

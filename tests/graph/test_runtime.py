@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from detent.errors import UsageError
-from detent.graph.session import import_runtime
+from detent.graph.runtime import import_runtime
 
 
 def build(version):

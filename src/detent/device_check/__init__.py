@@ -34,8 +34,9 @@ from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import GENERATIONS, Device, check_software, recipe_for
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT
-from detent.graph.session import RUNTIME_ERRORS, first_line, onnxruntime
+from detent.graph.session import RUNTIME_ERRORS, first_line
 from detent.graph.values import read_values
 from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange

@@ -22,8 +22,9 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import save
-from detent.graph.session import Runner, onnxruntime
+from detent.graph.session import Runner
 from detent.methods.method import Vote
 from detent.observe.samples import PendingSample, Source
 from detent.observe.sources import RowSource

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.equalize.absorb import Absorption, absorb, absorb_again
-from detent.equalize.equalize import Answers, Equalization, equalize, equalize_again
+from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.moments import Answers
 from detent.equalize.smooth_quant import Smoothing, SmoothQuant
 from detent.errors import DataError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
@@ -330,7 +331,8 @@ def _statistics(
     job, how, model, sites = prepared.job, prepared.job.collecting, prepared.model, prepared.sites
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
-    assert source is not None, "without statistics there is data"
+    if source is None:
+        return Observation({}, None, described="no data")
     if not prepared.needs_statistics:
         return look(model, sites, source, providers=how.providers)
     vote, votes_for = _vote(job.recipe)

@@ -25,7 +25,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from detent.graph import values
-from detent.graph.session import RUNTIME_ERRORS, first_line, onnxruntime, session_options
+from detent.graph.runtime import onnxruntime
+from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.graph.values import Names
 from detent.prepare.base import Pass, label_of
 from detent.prepare.shapes import infer

@@ -82,7 +82,7 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     steps += [f"widen ({recipe.widen:g} dB)"] if recipe.widen is not None else []
     refinement = recipe.refinement
     if refinement is not None:
-        steps.append(refinement.name if refinement.learns_weights else "correct biases")
+        steps.append(refinement.name if refinement.chooses_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
     file = doc.Section("File", blocks=[doc.Code(to_toml(recipe), on="both")], folded=False)
     closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]

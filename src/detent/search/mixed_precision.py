@@ -5,7 +5,7 @@ so formats are assigned from these errors, and the model with all of them is mea
 whole model misses the wanted error, formats are assigned again for an error that is lower by as much as it was missed.
 
 - `search_precision`: each layer's weights, or each activation, takes one of several formats. Errors are those at the
-  worst part of the outputs, as in `sensitivity_analysis.layer_errors`.
+  worst part of the outputs, as in `sensitivity_analysis`.
 - `search_layers`: each layer takes the recipe's formats or one set of others, activations and weights together. Two
   models are planned, one with each, since a layer's other formats may change what is converted around it. The bound
   is about whole outputs, and so are the errors.
