@@ -11,7 +11,7 @@ import numpy as np
 
 import detent
 from detent.comparison.inspection import inspect_model
-from detent.convert.conversion import convert
+from detent.convert import convert
 from detent.device_check import check
 from detent.evaluation.dataset import read_label_file
 from detent.graph.guard import guarded

@@ -18,8 +18,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from detent import errors
 from detent.cli import INTERRUPTED, app
-from detent.cli.measuring import NOT_TAKEN
-from detent.cli.quantizing import MISSED
+from detent.cli.commands import MISSED, NOT_TAKEN
 
 HEAD = """# Commands
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         QuickRounding as QuickRounding,
         Rounding as Rounding,
     )
-    from detent.report.page import write_page as write_page
+    from detent.report.documents import write_page as write_page
     from detent.results.checked import DeviceCheck as DeviceCheck
     from detent.results.compared import Emulation as Emulation
     from detent.results.evaluated import Evaluation as Evaluation, compare_scores as compare_scores
@@ -118,7 +118,7 @@ _LAZY = {
     "sensitivity": "detent.api",
     "split": "detent.api",
     "tune": "detent.api",
-    "write_page": "detent.report.page",
+    "write_page": "detent.report.documents",
 }
 
 __all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", *_LAZY]  # noqa: PLE0604

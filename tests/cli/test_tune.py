@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from detent.cli.quantizing import MISSED
+from detent.cli.commands import MISSED
 from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.recipe.file import read_recipe
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from detent.convert import Conversion, convert
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.qdq.functions import add_functions
 from detent.recipe.file import find_recipe
 from tests.models import IMAGE, build, info, node, normal, planned, run

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.errors import ModelError
 from detent.plan.layout import Role
 from detent.recipe.file import find_recipe

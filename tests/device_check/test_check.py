@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import detent
 from detent.convert import convert
 from detent.devices.constraints import SHIFTS
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.errors import ModelError, UsageError
 from detent.recipe.file import find_recipe
 from tests.conftest import tiny_model
@@ -424,7 +424,7 @@ def test_every_option_and_step_that_a_fix_names_exists():
     from typer.main import get_command
 
     from detent.cli import app
-    from detent.convert.conversion import parse_steps
+    from detent.convert import parse_steps
 
     folder = Path(detent.__file__).parent / "device_check"
     text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))

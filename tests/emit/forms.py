@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.graph.load import load
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from detent.devices.constraints import SHIFTS
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.graph.save import serialize
 from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import detent
 from detent.devices.catalog import find_device
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.errors import UsageError
 from detent.methods import METHODS, MinMax, MinMSE
 from detent.numerics.formats import IntegerFormat

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.graph.session import Runner

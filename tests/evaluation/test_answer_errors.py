@@ -7,8 +7,8 @@ import pytest
 
 from detent.evaluation.answer_errors import BOX_WEIGHT, error_sums, total_error
 from detent.evaluation.task_agreement import Purpose
+from detent.tasks import Task
 from detent.tasks.parts import OutputPart
-from detent.tasks.task import Task
 from tests.models import normal
 
 

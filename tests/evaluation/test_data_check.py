@@ -11,7 +11,7 @@ from detent.errors import DataError
 from detent.evaluation.data_check import first_batch_norm, question_data, unlike_training
 from detent.evaluation.normalisation import IMAGENET
 from detent.evaluation.task_agreement import Purpose
-from detent.tasks.task import Task
+from detent.tasks import Task
 from tests.models import as_ir, build, info, node, normal
 
 CLASSIFY = Purpose(Task.CLASSIFY, "by test")

@@ -14,7 +14,7 @@ from detent.evaluation.task_agreement import Purpose
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 floats = st.floats(-1e6, 1e6, width=32)
 

@@ -19,7 +19,7 @@ from detent.evaluation.normalisation import (
     told_apart,
 )
 from detent.evaluation.task_agreement import Purpose
-from detent.tasks.task import Task
+from detent.tasks import Task
 from tests.evaluation.test_data_check import CLASSIFY, SIDE, photographs
 
 CLASSES = 40

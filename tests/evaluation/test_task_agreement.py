@@ -13,7 +13,7 @@ from detent.evaluation.task_agreement import (
     spearman,
     summarize_answers,
 )
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 
 def agreed(task, expected, found, **facts):

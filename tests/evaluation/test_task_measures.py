@@ -157,7 +157,7 @@ def test_yolo_labels_of_a_folder(photos, detector):
 
 
 def test_the_page_shows_figures(photos, detector, tmp_path):
-    from detent.report.page import page_of
+    from detent.report.documents import page_of
 
     page = page_of(detent.evaluate([detector, detector], photos))
     assert "mAP50-95" in page

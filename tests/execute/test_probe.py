@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.emulator import Emulator
 from detent.execute import probe as probe_module
 from detent.execute.probe import ITSELF, Probe, Variant

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.emulator import EmulatedValues
 from detent.execute.quantized_walk import Program, QuantizedWalk, cut_segments
 from detent.graph.load import load

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import detent
-from detent.convert.conversion import convert
+from detent.convert import convert
 from detent.errors import ModelError
 from detent.graph import guard, trial
 from detent.graph.guard import finish_trial, guarded

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from detent.pipeline import judged
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 
 def judge(errors):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.errors import DataError, UsageError
 from detent.graph.session import Runner
 from detent.numerics.formats import IntegerFormat, QuantParams

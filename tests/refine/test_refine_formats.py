@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.errors import UsageError
 from detent.graph.session import Runner
 from detent.numerics.formats import IntegerFormat

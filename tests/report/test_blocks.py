@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from detent.report.charts import tag
 from detent.report.document import Column, Document, Note, NoteList, Paragraph, Row, Section, Table, name, number, words
-from detent.report.page import page_of
+from detent.report.documents import page_of
 
 COLUMNS = [Column("Name", "What it is called."), Column("Size", numeric=True, minor=True)]
 

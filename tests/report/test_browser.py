@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from detent.report.page import write_page
+from detent.report.documents import write_page
 from detent.results.tensors import NetworkNode
 from tests.report.browser import Browser, find_browser
 from tests.report.results import RESULTS, quantization

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.report.charts import DepthChart, Estimate, FrontChart, Point, front_of
-from detent.report.page import page_of
+from detent.report.documents import page_of
 from detent.results.checked import CostEstimate
 from tests.report.results import HOSTILE, named_evaluation, tuning
 

@@ -17,7 +17,7 @@ import detent
 from detent.errors import OutputError, UsageError
 from detent.evaluation.metric_file import Metric
 from detent.plan.plan import Move
-from detent.report.page import page_of, write_page
+from detent.report.documents import page_of, write_page
 from detent.report.quantization import RULES
 from detent.results.searched import Sensitivity, SensitivityReport
 from detent.results.tensors import Closeness, TaskAgreement

@@ -8,7 +8,7 @@ import pytest
 
 from detent.device_check import placement
 from detent.recipe import Override
-from detent.report.page import page_of
+from detent.report.documents import page_of
 from detent.report.searches import SHOWN, bar_length
 from detent.results.searched import Sensitivity, SensitivityReport
 from detent.search import propose

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from detent.errors import UsageError
-from detent.tasks.task import Task, class_count, find_task, recognise_task
+from detent.tasks import Task, class_count, find_task, recognise_task
 from tests.models import as_ir, build, info, node, normal
 
 IMAGE = info("x", (1, 3, 64, 64))

@@ -8,40 +8,25 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 from detent import __version__
+from detent.cli import commands
 from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
-from detent.cli.measuring import (
-    check,
-    compare,
-    convert,
-    deploy,
-    dump,
-    emulate,
-    evaluate,
-    infer,
-    inspect,
-    sensitivity,
-    split,
-    stats,
-)
-from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, ModelError, OutputError
 
 NOTHING_WRITTEN = "Interrupted. Nothing was written."
 INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
 
-# Commands as `detent --help` lists them, the most wanted ones first.
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Quantize": (quantize, tune, mix, recipes, devices, demo),
-    "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
-    "Inspect and convert": (check, deploy, inspect, stats, convert, split),
+# The commands of `commands.py` as `detent --help` lists them, the most wanted ones first.
+PANELS = {
+    "Quantize": ("quantize", "tune", "mix", "recipes", "devices", "demo"),
+    "Measure": ("evaluate", "compare", "sensitivity", "infer", "emulate", "dump"),
+    "Inspect and convert": ("check", "deploy", "inspect", "stats", "convert", "split"),
 }
 
 SCRIPTS = "Scripts of other quantizers"
@@ -54,9 +39,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for _panel, _commands in PANELS.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_panel)(flattened(_command))
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        app.command(rich_help_panel=_panel)(flattened(getattr(commands, _name)))
 app.command(rich_help_panel=SCRIPTS, context_settings=PASS_THROUGH)(run)
 
 

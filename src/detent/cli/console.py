@@ -261,7 +261,7 @@ class PageOptions:
 
     def tell(self, result: Any, *beside: Path | None) -> None:
         """Write the page, if one was asked for, and print the result."""
-        from detent.report.page import write_page
+        from detent.report.documents import write_page
 
         if self.html is not None:
             write_page(result, self.html)

@@ -34,7 +34,7 @@ from detent.compat.option_rows import note
 from detent.compat.option_rules import NHWC, Request
 from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable, channels_first
 from detent.compat.translate import translate
-from detent.convert.conversion import parse_step
+from detent.convert import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import DataError, DetentError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from detent.compat.option_rows import note
-from detent.convert.conversion import parse_step
+from detent.convert import parse_step
 from detent.convert.step import ConversionNotes
 from detent.devices.rewrites import ClipToRelu
 from detent.errors import UsageError, nearest

@@ -33,7 +33,7 @@ from detent.compat.configs import get_default_config
 from detent.compat.entry_points import ModelQuantizer, move_tensors_out
 from detent.compat.option_rows import note
 from detent.compat.option_rules import parse_shapes
-from detent.convert.conversion import convert
+from detent.convert import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load
 from detent.graph.save import check_output, complete_proto, save

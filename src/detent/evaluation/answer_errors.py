@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import Purpose, class_scores, compare_answers, head_of, probabilities
+from detent.tasks import Task
 from detent.tasks.detection import overlaps_in_pairs
 from detent.tasks.parts import OutputPart
-from detent.tasks.task import Task
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]

@@ -29,7 +29,7 @@ import onnx_ir as ir
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities, vectors_of
 from detent.graph.values import constant
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
 

@@ -35,8 +35,8 @@ from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results import evaluated
+from detent.tasks import Task, find_task
 from detent.tasks.parts import OutputPart
-from detent.tasks.task import Task, find_task
 
 STAGE = "evaluate"
 

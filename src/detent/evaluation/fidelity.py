@@ -45,8 +45,8 @@ from detent.progress import Progress, silent
 from detent.qdq.families import is_native_dequantize
 from detent.results.tensors import Closeness, Fidelity, PartCloseness
 from detent.results.verdict import UNSURE_SCORE
+from detent.tasks import Task
 from detent.tasks.parts import OutputPart, parts_by_size
-from detent.tasks.task import Task
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

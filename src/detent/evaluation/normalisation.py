@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
 

@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
 from detent.results.tensors import TaskAgreement
+from detent.tasks import Task, channels_and_sides
 from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
-from detent.tasks.task import Task, channels_and_sides
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
 # A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is reported.

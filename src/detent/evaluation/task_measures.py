@@ -35,6 +35,7 @@ from detent.observe.preprocess import DeclaredImages
 from detent.observe.samples import Array, Sample
 from detent.results.paired import Floats
 from detent.results.task_scores import TaskFigure, TaskScores
+from detent.tasks import Task, shapes_text
 from detent.tasks.detection import (
     RECALLS,
     THRESHOLDS,
@@ -46,7 +47,6 @@ from detent.tasks.detection import (
     recognise_head,
 )
 from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels
-from detent.tasks.task import Task, shapes_text
 
 Weights = npt.NDArray[np.float64]
 

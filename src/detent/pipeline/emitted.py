@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emit.emitter import emit, emit_dynamic
+from detent.emit import emit, emit_dynamic
 from detent.emulator import EmulatedValues
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample

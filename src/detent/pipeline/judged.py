@@ -29,8 +29,8 @@ from detent.progress import silent
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.verdict import MANY_SAMPLES
+from detent.tasks import Task
 from detent.tasks.parts import output_parts
-from detent.tasks.task import Task
 
 JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
 DENSE_SAMPLES = 8  # of a task that answers at many places of a sample

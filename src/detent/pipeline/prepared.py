@@ -52,8 +52,8 @@ from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
+from detent.tasks import class_count, find_task, image_size
 from detent.tasks.parts import OutputPart, output_parts
-from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 

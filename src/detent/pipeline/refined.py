@@ -32,7 +32,7 @@ from detent.refine.refine import RefinementCheckpoint, bias_of, identity_of, ref
 from detent.refine.score_heads import ScoreLogits, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
-from detent.tasks.task import Task
+from detent.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the summary of the page, with its first pictures."""
-        html: str = importlib.import_module("detent.report.page").summary_frame(self)
+        html: str = importlib.import_module("detent.report.documents").summary_frame(self)
         return html
 
 

@@ -1,1 +1,313 @@
-"""What a model is for: how its outputs are read, compared with another model's, and judged."""
+"""What a model is for, recognised from its file: so that it can be judged as its user would.
+
+    the file's metadata            says it: Ultralytics' `task`, others' `pipeline_tag`, ...
+    token inputs                   scores after a Softmax: classify; vectors: embed
+    post-processing of detections  (plan/postprocessing.py), or outputs laid out as a detector's (heads.py): detect
+    shapes                         [n, classes]: classify; a map of classes: segment; 1 or 3 channels as large as the
+                                   image, or several times as large: image
+    anything else                  regress: numbers, compared as such
+
+Shapes are those of real outputs where they are known, since a file often leaves them open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import onnx_ir as ir
+
+from detent.errors import UsageError, check_known
+from detent.graph.values import rank, static_shape
+from detent.observe.exporters import class_names
+from detent.plan.postprocessing import find_postprocessing
+from detent.tasks.detection import Shape, anchors_of, recognise_head
+
+
+class Task(str, Enum):
+    """What outputs are for."""
+
+    CLASSIFY = "classify"
+    DETECT = "detect"
+    SEGMENT = "segment"
+    EMBED = "embed"
+    REGRESS = "regress"
+    IMAGE = "image"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+TASKS = tuple(task.value for task in Task)
+
+_METADATA_KEYS = ("task", "pipeline_tag", "model_type", "task_type", "problem_type")
+_METADATA_WORDS = {
+    "classify": Task.CLASSIFY,
+    "classification": Task.CLASSIFY,
+    "image-classification": Task.CLASSIFY,
+    "text-classification": Task.CLASSIFY,
+    "token-classification": Task.CLASSIFY,
+    "detect": Task.DETECT,
+    "pose": Task.DETECT,
+    "obb": Task.DETECT,
+    "object-detection": Task.DETECT,
+    "detection": Task.DETECT,
+    "segment": Task.SEGMENT,
+    "semantic-segmentation": Task.SEGMENT,
+    "image-segmentation": Task.SEGMENT,
+    "feature-extraction": Task.EMBED,
+    "sentence-similarity": Task.EMBED,
+    "image-feature-extraction": Task.EMBED,
+    "regression": Task.REGRESS,
+    "depth-estimation": Task.REGRESS,
+    "super-resolution": Task.IMAGE,
+    "image-to-image": Task.IMAGE,
+}
+_SHARES = ("Softmax", "LogSoftmax")
+_PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+_EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
+_COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
+
+
+def recognise_task(
+    graph: ir.Graph, metadata: Mapping[str, str], shapes: Mapping[str, Shape] | None = None
+) -> tuple[Task, str]:
+    """Return what the model is for, and how that was recognised. `shapes` are those of its outputs, if it was run."""
+    said = _said_by_metadata(metadata)
+    if said is not None:
+        return said
+    known = _shapes(graph, shapes)
+    if _takes_tokens(graph):
+        return _of_tokens(graph, known)
+    image = image_size(graph)
+    tail = find_postprocessing(graph)
+    if tail is not None and any(len(shape) >= 3 or shape[-1:] == (4,) for shape in known.values()):
+        return Task.DETECT, f"post-processing of detections: {tail.sign}"
+    if image is not None and _is_laid_out_as_detections(known, image):
+        return Task.DETECT, f"outputs laid out as a detector's: {shapes_text(known)}"
+    for value in graph.outputs:
+        found = _by_shape(value, known.get(str(value.name), ()), image)
+        if found is not None:
+            return found
+    return Task.REGRESS, f"outputs {shapes_text(known)} are numbers of no known kind"
+
+
+def find_task(
+    named: str | None, graph: ir.Graph, metadata: Mapping[str, str], shapes: Mapping[str, Shape] | None = None
+) -> tuple[Task, str]:
+    """Return the task that a user named, or else the one that is recognised.
+
+    Raise UsageError for a task that the model cannot have.
+    """
+    if named is None:
+        return recognise_task(graph, metadata, shapes)
+    check_known("task", named, TASKS)
+    task, known = Task(named), _shapes(graph, shapes)
+    if not _can_have(task, graph, known):
+        recognised, why = recognise_task(graph, metadata, shapes)
+        raise UsageError(
+            f"The outputs do not fit --task {task}: {shapes_text(known)}. {_NEEDED[task]} This model looks like "
+            f"{recognised} ({why})."
+        )
+    return task, "as --task says"
+
+
+_NEEDED = {
+    Task.CLASSIFY: "A classifier has a row of two or more scores for each sample.",
+    Task.DETECT: "A detector has boxes and scores: [n, 4 + classes, anchors], [n, anchors, 5 + classes], or in pairs.",
+    Task.SEGMENT: "Segmentation has a map of classes: [n, classes, height, width].",
+    Task.EMBED: "An encoder has a vector for each sample or token: [n, size] or [n, tokens, size].",
+    Task.IMAGE: "An image has 1, 3 or 4 channels: [n, channels, height, width].",
+    Task.REGRESS: "",
+}
+
+
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """Say what outputs look like: 'logits' [n, 1000]."""
+    return ", ".join(
+        f"'{name}' [{', '.join('?' if size is None else str(size) for size in shape)}]"
+        for name, shape in shapes.items()
+    )
+
+
+def image_size(graph: ir.Graph) -> tuple[int, int] | None:
+    """Return height and width of the first input that may be an image, of any layout; None if there is none."""
+    for value in graph.inputs:
+        shape = static_shape(value)
+        if shape is None or len(shape) != 4:
+            continue
+        sides = shape[1:3] if shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4) else shape[2:4]
+        if sides[0] is not None and sides[1] is not None:
+            return sides[0], sides[1]
+    return None
+
+
+def class_count(metadata: Mapping[str, str]) -> int | None:
+    """Return how many classes the metadata of a file names; None if it names none."""
+    return len(class_names(metadata.get("names", ""))) or None
+
+
+def _said_by_metadata(metadata: Mapping[str, str]) -> tuple[Task, str] | None:
+    for key in _METADATA_KEYS:
+        word = metadata.get(key, "").strip().lower()
+        task = _METADATA_WORDS.get(word)
+        if task is Task.SEGMENT and "stride" in metadata and "names" in metadata:
+            task = Task.DETECT  # Ultralytics' segmentation is of instances: a detector with masks
+        if task is not None:
+            return task, f"the file's metadata say {key}: {word}"
+    return None
+
+
+def _shapes(graph: ir.Graph, real: Mapping[str, Shape] | None) -> dict[str, Shape]:
+    given = real or {}
+    found = {}
+    for value in graph.outputs:
+        declared = static_shape(value)
+        found[str(value.name)] = tuple(given.get(str(value.name), () if declared is None else tuple(declared)))
+    return found
+
+
+def _takes_tokens(graph: ir.Graph) -> bool:
+    return any(
+        value.dtype in (ir.DataType.INT64, ir.DataType.INT32) and rank(value) == 2 and value.producer() is None
+        for value in graph.inputs
+    )
+
+
+def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]:
+    ranks = {len(shape) for shape in shapes.values()}
+    if any(_ends_in(value, _SHARES) for value in graph.outputs):
+        return Task.CLASSIFY, "token inputs, and scores that add up to 1"
+    smallest = [shape[-1] for shape in shapes.values() if len(shape) == 2]
+    if smallest and all(size is not None and 2 <= size <= 32 for size in smallest):
+        return Task.CLASSIFY, f"token inputs, and a row of {smallest[0]} scores"
+    if ranks & {2, 3}:
+        return Task.EMBED, f"token inputs, and vectors: {shapes_text(shapes)}"
+    return Task.REGRESS, f"outputs {shapes_text(shapes)} are numbers of no known kind"
+
+
+def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
+    head = recognise_head(shapes, image)
+    if head is None:
+        return _is_pyramid(shapes)
+    if head.layout in ("columns", "rows"):
+        # Any matrix looks like these; the number of positions tells.
+        count = max(size or 0 for size in shapes[head.outputs[0]][1:])
+        return any(count == anchors * cells for cells in anchors_of(image) for anchors in (1, 2, 3, 4, 5, 6, 9))
+    return True
+
+
+def _is_pyramid(shapes: Mapping[str, Shape]) -> bool:
+    """Tell whether outputs are the raw maps of a detector: several, each half as large as the one before."""
+    maps = [shape for shape in shapes.values() if len(shape) in (4, 5)]
+    return len(maps) >= 3 and len({shape[-2:] for shape in maps}) >= 3
+
+
+def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> tuple[Task, str] | None:
+    text = shapes_text({str(value.name): shape})
+    spatial = tuple(size for size in shape[1:] if size != 1)
+    if len(shape) == 2 or (len(shape) > 2 and len(spatial) == 1):
+        if _is_embedding(value):
+            return Task.EMBED, f"{text} is a vector for each sample"
+        if spatial and (spatial[0] is None or spatial[0] >= 2):
+            return Task.CLASSIFY, f"{text} is a row of scores for each sample"
+        return (Task.CLASSIFY, f"{text} is a probability") if _ends_in(value, ("Sigmoid",)) else None
+    if len(shape) == 3 and _ends_in(value, _SHARES):
+        return Task.CLASSIFY, f"{text} is a row of shares for each position"
+    if len(shape) == 3 and image is not None and shape[1:] == image:
+        return Task.SEGMENT, f"{text} is a number for each pixel"
+    if len(shape) == 4:
+        return _of_maps(value, shape, image, text)
+    return None
+
+
+def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text: str) -> tuple[Task, str] | None:
+    channels, (height, width) = channels_and_sides(shape)
+    if _ends_in(value, (*_SHARES, "Sigmoid", "ArgMax")):
+        return Task.SEGMENT, f"{text} is a map of shares"
+    open_size = height is None or width is None or image is None
+    larger = open_size or (
+        _is_multiple(height, image[0] if image else 0) and _is_multiple(width, image[1] if image else 0)
+    )
+    if channels in (1, 3) and larger:
+        return Task.IMAGE, f"{text} is an image"
+    near = open_size or ((height or 0) * _COARSEST >= (image or (0, 0))[0] and (height or 0) > 1)
+    if channels is not None and channels >= 2 and near:
+        return Task.SEGMENT, f"{text} is a map of {channels} scores"
+    return None
+
+
+def channels_and_sides(shape: Sequence[int | None]) -> tuple[int | None, tuple[int | None, int | None]]:
+    """Return the channels, and height and width, of a map in either layout; channels are fewer than pixels."""
+    first, second, third = shape[1:4]
+    last = third is not None and second is not None and third < second and (first is None or first > third)
+    return (third, (first, second)) if last and first == second else (first, (second, third))
+
+
+def _is_multiple(side: int | None, of: int) -> bool:
+    return side is not None and of > 0 and side >= of and side % of == 0
+
+
+def _is_embedding(value: ir.Value) -> bool:
+    """Tell whether a row is a vector to compare with others: by its name, or since it is normalized."""
+    if any(word in str(value.name).lower() for word in _EMBEDDING_WORDS):
+        return True
+    node = _last_node(value)
+    if node is None or node.op_type not in ("Div", "LpNormalization", "BatchNormalization", "LayerNormalization"):
+        return False
+    if node.op_type != "Div":
+        return True
+    divisor = node.inputs[1]
+    while divisor is not None and (producer := divisor.producer()) is not None:
+        if producer.op_type in ("ReduceL2", "ReduceL1", "Sqrt"):
+            return True
+        if producer.op_type not in (*_PASSING, "Clip", "Max", "Expand", "Add"):
+            return False
+        divisor = producer.inputs[0]
+    return False
+
+
+def _last_node(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes an output, before what only reshapes it."""
+    node = value.producer()
+    while node is not None and node.op_type in _PASSING and node.inputs and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
+
+
+def _ends_in(value: ir.Value, op_types: Sequence[str]) -> bool:
+    node = _last_node(value)
+    if node is not None and node.op_type == "Div" and "Softmax" in op_types:
+        return _is_softmax(node)
+    return node is not None and node.op_type in op_types
+
+
+def _is_softmax(division: ir.Node) -> bool:
+    """Tell whether a Div is exp(x) over its own sum: a Softmax as JAX and others write it."""
+    shares, total = division.inputs
+    above = None if shares is None else shares.producer()
+    below = None if total is None else total.producer()
+    while below is not None and below.op_type in (*_PASSING, "Expand", "Add", "Max", "Clip"):
+        below = None if below.inputs[0] is None else below.inputs[0].producer()
+    summed = below is not None and below.op_type == "ReduceSum" and below.inputs[0] is shares
+    return above is not None and above.op_type == "Exp" and summed
+
+
+def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:
+    every = [shape for shape in shapes.values() if shape]
+    if not every or task is Task.REGRESS:
+        return True
+    if task is Task.CLASSIFY:
+        rows = [tuple(size for size in shape[1:] if size != 1) for shape in every]
+        if any(len(row) == 1 for row in rows):
+            return True
+        return any(len(shape) == 3 for shape in every) and find_postprocessing(graph) is None
+    if task is Task.DETECT:
+        image = image_size(graph) or (640, 640)
+        found = recognise_head(shapes, image) is not None or _is_pyramid(shapes)
+        return found or (find_postprocessing(graph) is not None and any(len(shape) >= 3 for shape in every))
+    if task is Task.EMBED:
+        return any(len(tuple(size for size in shape[1:] if size != 1)) in (1, 2) for shape in every)
+    if task is Task.SEGMENT:
+        return any(len(shape) == 4 or (len(shape) == 3 and shape[1:] == image_size(graph)) for shape in every)
+    return any(len(shape) == 4 and channels_and_sides(shape)[0] in (1, 3, 4, None) for shape in every)

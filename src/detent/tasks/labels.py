@@ -27,8 +27,8 @@ from detent.errors import DataError
 from detent.observe.files import load_npz, npz_shapes
 from detent.observe.images import Size
 from detent.settings import parse_json, read_text
+from detent.tasks import Task
 from detent.tasks.detection import Floats, Truths
-from detent.tasks.task import Task
 
 IGNORED = 255  # A pixel of no class
 

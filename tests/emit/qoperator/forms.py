@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto
 
-from detent.emit.emitter import emit
+from detent.emit import emit
 from detent.emit.qoperator_form import to_qoperator
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat

@@ -5,8 +5,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from detent.emit import coded_node
-from detent.emit.emitter import emit
+from detent.emit import coded_node, emit
 from tests.emit.qoperator.forms import FEEDS, RECIPES, U8, assert_same, differences, forms, forms_of
 from tests.models import XINT8, build, conv_relu_conv, info, node, normal, plan_at, residual, values_of
 

@@ -32,7 +32,7 @@ def qdq(nodes, outputs="y", changes=None, **options):
 
 
 def test_notes_say_what_was_done_and_what_was_not():
-    from detent.emit.emitter import emit
+    from detent.emit import emit
     from tests.models import planned
 
     model, plan = planned(hard_swish(), FEEDS)
