@@ -18,7 +18,7 @@ from typing import Any
 
 import detent
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
-from detent.comparison.models import compare_models
+from detent.comparison import compare_models
 from detent.evaluation.evaluator import Evaluator
 
 

@@ -289,8 +289,8 @@ def compare(
     Raises:
         DetentError: UsageError, ModelError or DataError.
     """
+    from detent.comparison import compare_models
     from detent.comparison.folders import compare_folders
-    from detent.comparison.models import compare_models
     from detent.evaluation.candidate import as_models
 
     given = opt.settled(opt.CompareOptions, options)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.comparison.models import ChannelProducts, channel_axes, fit_scales
+from detent.comparison import ChannelProducts, channel_axes, fit_scales
 from detent.evaluation.fidelity import ChannelLayout, ChannelScales, NoiseSums
 from tests.models import normal
 

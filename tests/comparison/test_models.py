@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.comparison.models import compare_models
+from detent.comparison import compare_models
 from detent.demo import FOLDER, MODEL, PREPROCESS
 from detent.errors import ModelError
 from detent.graph import taps

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.comparison.models import fitting_batches, open_pair
+from detent.comparison import fitting_batches, open_pair
 from detent.evaluation.dataset import open_dataset
 from detent.evaluation.fidelity import ChannelScales
 from detent.graph.load import load

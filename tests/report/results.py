@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import detent
+from detent.comparison import compare_models
 from detent.comparison.folders import difference
-from detent.comparison.models import compare_models
 from detent.results.compared import FolderComparison
 from detent.results.evaluated import CHANGED, POINTS
 from detent.results.searched import StepOutcome, Tuning
