@@ -147,7 +147,8 @@ def _run(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader, which would leave a __pycache__ beside the user's file.
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     except SyntaxError as error:
         raise UsageError(f"{_place(str(file), error.lineno)}: this is not valid Python: {error.msg}.") from error
     except (Exception, SystemExit) as error:  # the user's own code runs here and may raise anything
