@@ -148,7 +148,7 @@ def _run(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up there
     try:
         # Not by the loader, which would leave a __pycache__ beside the user's file.
-        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+        exec(compile(file.read_bytes(), str(spec.origin), "exec"), module.__dict__)
     except SyntaxError as error:
         raise UsageError(f"{_place(str(file), error.lineno)}: this is not valid Python: {error.msg}.") from error
     except (Exception, SystemExit) as error:  # the user's own code runs here and may raise anything
