@@ -26,7 +26,7 @@ from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Per
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.recipe import PRESETS
-from detent.refinements import AdaRound, BiasCorrection
+from detent.refinements import AdaRound, QuickRounding
 
 SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}
 """Quark chooses formats by searching there; Detent's presets are what it settles on."""
@@ -160,6 +160,10 @@ SIXTEEN = {
 def test_the_device_that_shifts_computes_with_8_bits():
     with pytest.warns(ScriptNote, match="enable_npu_cnn=True is for 8 bits, .* int16 activations and int16 weights"):
         translate(QuantizationConfig(enable_npu_cnn=True, **SIXTEEN))
+    bf16 = get_default_config("BF16")
+    bf16.enable_npu_cnn = True
+    with pytest.warns(ScriptNote, match="enable_npu_cnn=True is for integers"):
+        assert translate(bf16).recipe == translate(get_default_config("BF16")).recipe
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_fields_beside_the_recipe():
 
 def test_accuracy_steps_are_on_unless_they_are_switched_off():
     usual = translate(QuantizationConfig()).recipe
-    assert (usual.equalize, usual.refinement) == (GlobalEqualization(), BiasCorrection())
+    assert (usual.equalize, usual.refinement) == (GlobalEqualization(), QuickRounding())
     without = translate(QuantizationConfig(include_cle=False, extra_options={"BiasCorrection": False})).recipe
     assert (without.equalize, without.refinement) == (None, None)
 
@@ -293,14 +297,6 @@ def test_every_field_is_in_the_record():
         ({"specific_tensor_precision": True}, "no effect without the option MixedPrecisionTensor"),
         ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
         ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
-        (
-            {
-                "activation_type": ExtendedQuantType.QBFloat16,
-                "weight_type": ExtendedQuantType.QBFloat16,
-                "enable_npu_cnn": True,
-            },
-            "enable_npu_cnn=True is for integers",
-        ),
     ],
 )
 def test_what_would_have_no_effect_is_an_error(fields, message):

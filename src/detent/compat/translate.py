@@ -44,7 +44,7 @@ from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
-from detent.refinements import BiasCorrection
+from detent.refinements import BiasCorrection, QuickRounding
 
 _FORMATS: dict[Any, OutputFormat] = {
     enums.QuantFormat.QDQ: "qdq",
@@ -75,6 +75,16 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
     "AutoMixprecision": ("include_auto_mp", None),
     "MixedPrecisionTensor": ("specific_tensor_precision", None),
 }
+
+
+QUARK_BINS = 2048  # of its histograms
+# What it quantizes in plain Q/DQ pairs, for no device.
+_QDQ_OPERATORS = (
+    *("Add", "ArgMax", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Gather", "Gelu"),
+    *("Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "MatMul"),
+    *("MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Softmax", "Split", "Squeeze", "Tanh"),
+    *("Transpose", "Unsqueeze", "Where"),
+)
 
 
 def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
@@ -109,9 +119,15 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
         # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
         relu = () if options.get("QDQKeepRemovableActivations") else (WithoutClippedRelu(),)
         conversions = (*request.conversions, *relu)
-        return request.replace(
-            recipe=_as_quark(request.recipe, options), postprocessing="keep", conversions=conversions
-        )
+        percentile = getattr(request.recipe.method, "percentile", None)
+        counts = older.calibrate_method == enums.CalibrationMethod.Percentile and request.is_calibrated
+        if counts and percentile is not None and options.get("CalibTensorRangeSymmetric") is not False:
+            request = request.replace(counted=(int(options.get("NumBins") or QUARK_BINS), percentile))
+        recipe = _as_quark(request.recipe, options)
+        on_cpu = older.quant_format == enums.QuantFormat.QDQ and not (older.enable_npu_cnn or recipe.operators)
+        if on_cpu and not (recipe.all_operators or recipe.dynamic):
+            recipe = recipe.replace(operators=_QDQ_OPERATORS)
+        return request.replace(recipe=recipe, postprocessing="keep", conversions=conversions)
     return request.replace(recipe=_named(request.recipe, older))
 
 
@@ -128,14 +144,16 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     Numbers in blocks are rounded between a layer and its activation function as well, and small floats are written in
     Quark's own operators.
     """
-    corrects = recipe.refinement == BiasCorrection() and not options.get("BiasCorrection")
+    refinement = recipe.refinement
+    if refinement is not None and not refinement.learns_weights:  # that of Detent's own recipes
+        refinement = BiasCorrection() if options.get("BiasCorrection") else None
     blocks = recipe.activations is not None and recipe.activations.in_blocks
     cast = recipe.format == "cast" and not options.get("BF16QDQToCast")
     return recipe.replace(
         format="extended-qdq" if cast else recipe.format,
         equalize=None if recipe.equalize is None else equalized(Request(recipe), through_pools=False).recipe.equalize,
         weight_pairs=recipe.weight_pairs or cast,
-        refinement=None if corrects else recipe.refinement,
+        refinement=refinement,
         clip_outputs=True,
         fuse=() if blocks else recipe.fuse,
     )
@@ -189,7 +207,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         format=written,
         dynamic=dynamic,
         equalize=equalization_of(config.include_cle and integers and not dynamic),
-        refinement=None if dynamic else BiasCorrection(),
+        refinement=None if dynamic else QuickRounding() if is_integer(weights) else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
         products_of_activations=not (config.enable_npu_transformer or dynamic),
@@ -234,7 +252,7 @@ def _target(
 ) -> str:
     if not is_integer(activations) or not is_integer(weights):
         if config.enable_npu_cnn:
-            raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
+            note("enable_npu_cnn=True is for integers, and this configuration has other types: it has no effect.")
         return "npu-bf16"
     if not weights.power_of_two:
         return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"

@@ -233,7 +233,6 @@ def _tokens(sample: LabelledSample) -> tuple[Array, Array]:
 
 
 def _scores(outputs: Outputs, tokens: Array) -> Array:
-    """Return a row of scores for each token."""
     named: Mapping[str, Any] = outputs if isinstance(outputs, Mapping) else {"": outputs}
     fitting = [array[0] for array in named.values() if array.ndim == 3 and array.shape[:2] == (1, len(tokens))]
     if not fitting:

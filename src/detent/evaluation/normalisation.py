@@ -219,7 +219,6 @@ class Rivals:
 
     @cached_property
     def now(self) -> NormalisationTrial:
-        """What was given."""
         trial = NormalisationTrial(self.given, self.given, self.samples)
         trial.take(self.answers)
         return trial

@@ -20,9 +20,8 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError, nearest
-from detent.graph.arena import share_arena, shrink_arena
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.runtime import onnxruntime
+from detent.graph.runtime import onnxruntime, share_arena, shrink_arena
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)

@@ -106,7 +106,6 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """The width of a bin."""
         return bin_width(self.exponent)
 
     @property
@@ -224,7 +223,6 @@ class TensorStatistics:
         self.sum_of_maxima += fixed_point(_float_of(high))
 
     def merge(self, other: TensorStatistics) -> None:
-        """Add everything that `other` counted."""
         self.histogram.merge(other.histogram)
         self.samples += other.samples
         self.sum_of_minima += other.sum_of_minima

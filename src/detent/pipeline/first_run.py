@@ -35,6 +35,9 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.methods.method:squared_error": ("float64[::1], float64[::1], float64[::1], float64, float64, float64",),
         "detent.numerics.formats:snap_error": ("float32[::1], float64, float64, float64",),
         "detent.refinements.activations:activate_all": (f"float32[:,::1], {_CURVE}, float64[:,::1]",),
+        "detent.refinements.quick_rounding:_round_blocks": (
+            "float32[:,:,::1], bool, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, int64, int64, int64",
+        ),
         "detent.refinements.activations:add_distances": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, float64[::1], float64[::1]",
         ),
@@ -50,7 +53,7 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         "detent.numerics.formats:_encode": ("float32[::1], float32, float32, float32, int64, uint8[::1]",),
         "detent.refine.layers:gather": (
-            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1]",
+            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1], int64",
         ),
         "detent.refinements.activations:add_pulls": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]",

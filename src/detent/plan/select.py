@@ -237,7 +237,6 @@ class Masks:
 
 
 def find_masks(graph: ir.Graph) -> Masks:
-    """Return the attention masks of a graph."""
     reasons: dict[str, str] = {}
     masked: set[str] = set()
     infinite: set[str] = set()

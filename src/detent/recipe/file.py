@@ -75,7 +75,6 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read the recipe in a TOML file."""
     try:
         plain = parse_toml(read_text(path))
     except FileNotFoundError:
@@ -162,7 +161,6 @@ def _with_present(value: Plain, present: Any) -> Plain:
 
 
 def format_to_plain(fmt: NumberFormat) -> Plain:
-    """Return a number format as a table."""
     fields = _fields(fmt)
     return {"type": fields.pop("dtype", fmt.kind), **fields}
 

@@ -239,7 +239,8 @@ class LayerProblem:
         """Return the mean square error on the rows, after activation and saturation, relative to float."""
         stored = self.stored_bias(bias)
         weights = (codes * self.weight_scale[..., None]).astype(np.float32)
-        found = np.stack([rows @ matrix.T for rows, matrix in zip(self.rows, weights, strict=True)])
+        with np.errstate(over="ignore"):  # what overflows has an infinite error
+            found = np.matmul(self.rows, weights.swapaxes(1, 2))
         found += stored[:, None, :].astype(np.float32)
         wanted = self.wanted()
         error = float(np.square(self._finish(found) - wanted, dtype=np.float64).mean())

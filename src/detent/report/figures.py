@@ -95,7 +95,6 @@ def step(tensor: TensorReport) -> str:
 
 
 def extent(low: float | None, high: float | None) -> str:
-    """Write a range."""
     return "-" if low is None or high is None else f"{low:.4g} .. {high:.4g}"
 
 

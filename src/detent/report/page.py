@@ -47,7 +47,6 @@ def write_page(result: object, path: str | Path) -> None:
 
 
 def page_of(result: object) -> str:
-    """Return the page as text."""
     document = document_of(result)
     drawn = ["page", *(["network"] if _has_network(document) else [])]
     style, script = ("\n".join(_own(f"{name}.{kind}") for name in drawn) for kind in ("css", "js"))

@@ -50,7 +50,6 @@ _LEVELS: dict[str, doc.Level] = {
 
 
 def quantization_document(report: Report) -> doc.Document:
-    """Build the document of a quantization."""
     destination = report.output or ("nothing written (dry run)" if report.dry_run else "in memory")
     sizes = size(report.bytes_before)
     if report.bytes_after is not None:

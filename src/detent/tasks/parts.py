@@ -57,7 +57,6 @@ class OutputPart(LabelledRange):
     node: str = ""
 
     def of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return this part of the output's values."""
         chosen = [slice(None)] * array.ndim
         chosen[self.axis] = slice(self.start, self.stop)
         return array[tuple(chosen)]
