@@ -10,46 +10,52 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from detent.compat.algorithms import AutoMixprecisionConfig
-from detent.compat.auto_mixprecision import MixedSearch, mixed_of
+from detent.compat.auto_mixprecision import JudgedSearch, MixedSearch, mixed_of
 from detent.compat.configs import QConfig
 from detent.compat.data_types import BFP16Spec, Int8, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.compat.entry_points import ModelQuantizer
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
+from detent.compat.option_rows import ScriptNote
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
-from detent.recipe.recipe import LAYERS
+from detent.recipe.recipe import LAYERS, PRESETS
 from detent.search.mixed_precision import Layers, OtherFormats
 from tests.conftest import tiny_model
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
+USUAL = PRESETS["A16W8"]
+
+
+def mixed(params):
+    return mixed_of(params, USUAL)
 
 
 def test_every_layer_or_those_that_are_named():
     target = QLayerConfig(Int8Spec(), BFP16Spec())
-    [everywhere] = mixed_of({"TargetLayerConfig": target, "DualQuantNodes": True})
+    [everywhere] = mixed({"TargetLayerConfig": target, "DualQuantNodes": True})
     int8, blocks = IntegerFormat("int8"), BlockFloat(rounding="half_away")
     assert everywhere == Override(op_types=LAYERS, activations=int8, weights=blocks)
-    [convs] = mixed_of({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
+    [convs] = mixed({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
     assert convs.op_types == ("Conv",)
-    [named] = mixed_of({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
+    [named] = mixed({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
     assert (named.nodes, named.op_types) == (("a", "b"), ())
     assert named.weights == IntegerFormat("int8", scale="power_of_two")
 
 
 def test_biases_are_among_what_is_changed():
-    [found] = mixed_of({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
+    [found] = mixed({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
     assert found.biases == IntegerFormat("int16")
 
 
 def test_older_names():
-    [found] = mixed_of({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
+    [found] = mixed({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
     assert (found.activations, found.weights) == (IntegerFormat("int16"), IntegerFormat("int8"))
 
 
 def search(**params):
-    [found] = mixed_of({"TargetLayerConfig": INT8, **params})
+    [found] = mixed({"TargetLayerConfig": INT8, **params})
     return found
 
 
@@ -90,18 +96,14 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"MetricThreshold": None}, "MetricThreshold=None asks for an analysis only"),
         ({"MetricThreshold": "low"}, "MetricThreshold='low'"),
         ({"MetricThreshold": 30, "MetricDefault": "sqnr"}, "below 0, such as -30"),
         ({"MetricThreshold": 1.5, "MetricDefault": "cosine"}, "between 0 and 1"),
         ({"MetricThreshold": -1}, "above 0"),
-        ({"MetricThreshold": 0.5, "MetricDefault": "kl"}, "MetricDefault='kl'"),
-        ({"MetricThreshold": 0.5, "MetricDefault": "psnr"}, "MetricDefault='psnr'"),
         ({"MetricThreshold": 0.5, "MetricDefault": "cosin"}, "Did you mean 'cosine'"),
         ({"MetricThreshold": 0.5, "L2Target": 0.1}, "Give one"),
         ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
         ({"Top1AccTarget": 0.1}, "Top1AccTarget has no EvaluateFunction"),
-        ({"ExcludeLayers": ["a"]}, "ExcludeLayers is for a search"),
         ({"TargetLayerConfg": None}, "no 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
         ({"TargetLayerConfig": None}, "TargetLayerConfig is None"),
         ({"TargetQuantType": ExtendedQuantType.QInt16}, "Give one"),
@@ -111,6 +113,28 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
 def test_what_cannot_be_had_is_named(params, message):
     with pytest.raises(UsageError, match=message):
         search(**params)
+
+
+def test_excluded_layers_keep_their_format():
+    everywhere, kept = mixed({"TargetLayerConfig": INT8, "ExcludeLayers": ["head"]})
+    assert everywhere.activations == IntegerFormat("int8")
+    assert (kept.nodes, kept.activations) == (("head",), USUAL.activations)
+
+
+def test_an_analysis_alone_changes_nothing():
+    with pytest.warns(ScriptNote, match="leaves all layers as they are"):
+        assert mixed({"TargetLayerConfig": INT8, "MetricThreshold": None}) == []
+
+
+def test_metrics_that_are_no_power_of_an_error():
+    outputs = [np.array([1.0, 3.0]), np.array([2.0, 2.0])]
+    divergence = search(MetricThreshold=0.5, MetricDefault="kl")
+    assert isinstance(divergence, JudgedSearch)
+    assert divergence.difference(outputs, outputs) == pytest.approx(0)
+    halves = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert divergence.difference(outputs, [outputs[1], outputs[1]]) == pytest.approx(halves / 2)
+    ratio = search(MetricThreshold=-20, MetricDefault="psnr")
+    assert ratio.difference(outputs[:1], [np.array([1.0, 2.0])]) == pytest.approx(-10 * math.log10(9 / 0.5))
 
 
 class Reader:

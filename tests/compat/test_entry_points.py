@@ -171,11 +171,13 @@ def test_every_sample_calibrates(tiny, samples, tmp_path, kind):
 
 
 def test_messages_speak_of_what_a_script_can_change():
-    """Random data needs the sizes of an open input, which a command would be given by a flag."""
-    model = build([node("Relu", "x", "y")], "y", {}, [info("x", (1, 3, "height", 8))])
+    """An input without a shape cannot be run, for which a command would be given a flag."""
+    model = build(
+        [node("Reshape", "x shape", "y")], "y", {"shape": np.array([7, 11])}, [info("x", (1, 3, "height", 8))]
+    )
     with pytest.raises(DetentError) as raised:
         ModelQuantizer(_quiet("S8S8_AAWS")).quantize_model(model)
-    assert "FixShapes" in str(raised.value)
+    assert "of the reader" in str(raised.value)
     assert "--" not in str(raised.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import types
+from functools import partial
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from detent.compat.translate import translate
 from detent.errors import UsageError
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
+from detent.recipe.recipe import PRESETS
 from tests.compat.scripts import READER
 from tests.models import build, info, node, normal
 
@@ -89,6 +91,30 @@ def test_the_two_directions_of_float16(tiny):
     assert {each.data_type for each in back.graph.initializer} & types_of <= {onnx.TensorProto.INT64}
 
 
+def test_names_of_onnxruntimes_quantizer_are_its_own(detent, tiny, tmp_path, monkeypatch):
+    text = """
+import sys
+from onnxruntime.quantization import QuantizationMode
+from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
+from quark.onnx import QuantizationMode as again
+from quark.onnx.quant_utils import model_has_pre_process_metadata
+from quark.onnx.quantization.config import DEFAULT_CONFIG_MAPPING, get_default_config
+import onnx
+
+assert again is QuantizationMode
+assert not model_has_pre_process_metadata(onnx.load(sys.argv[1]))
+assert "XINT8" in DEFAULT_CONFIG_MAPPING
+ONNXQuantizer(onnx.load(sys.argv[1]), False, False, QuantizationMode.IntegerOps, False, *[None] * 5, ["MatMul"])
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert "unsupported quantization mode" not in outcome.err
+    assert "AssertionError" not in outcome.err
+    tool = "onnxruntime.quantization.matmul_nbits_quantizer"
+    outcome = detent("run", "-m", tool, "--input_model", tiny, "--output_model", tmp_path / "few.onnx")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "few.onnx").exists()
+
+
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
@@ -147,16 +173,22 @@ def conditional():
     return build(nodes, "y", {"w": normal(8, 8), "zero": np.float32(0)}, [info("x", (2, 8))])
 
 
-def test_graphs_inside_nodes_are_not_quantized_and_that_is_said(detent, tmp_path, monkeypatch):
+def test_graphs_inside_nodes_are_left_to_onnxruntime(detent, tmp_path, monkeypatch):
     onnx.save(conditional(), tmp_path / "if.onnx")
     text = """
-from onnxruntime.quantization import quantize_dynamic
-quantize_dynamic("if.onnx", "out.onnx", extra_options={"EnableSubgraph": SUBGRAPH})
+from onnxruntime.quantization import quantize_dynamic, quantize_static, QuantFormat
+if "static" in sys.argv:
+    quantize_static("if.onnx", "out.onnx", Reader(), QuantFormat.QOperator, extra_options={"EnableSubgraph": True})
+quantize_dynamic("if.onnx", "out.onnx", extra_options={"EnableSubgraph": "inner" in sys.argv})
 """
-    outcome = run(detent, tmp_path, monkeypatch, text.replace("SUBGRAPH", "True"))
+    for argument, quantized in (("inner", 2), ("outer", 1)):
+        outcome = run(detent, tmp_path, monkeypatch, f"import sys\n{text}", argument)
+        assert outcome.code == 0, outcome.err
+        assert str(onnx.load(tmp_path / "out.onnx")).count('op_type: "MatMulInteger"') == quantized
+        assert ("onnxruntime's own quantizer" in outcome.err) == (quantized == 2)
+    outcome = run(detent, tmp_path, monkeypatch, f"import sys\n{text}", "static")
     assert outcome.code == 2
-    assert "EnableSubgraph=True: 'inside' is in a graph inside an If" in outcome.err
-    assert run(detent, tmp_path, monkeypatch, text.replace("SUBGRAPH", "False")).code == 0
+    assert "EnableSubgraph=True: there are layers inside an If" in outcome.err
 
 
 def test_subgraphs_matter_where_the_other_tools_change_them():
@@ -182,17 +214,59 @@ quantize_static(sys.argv[1], "s.onnx", Reader(), optimize_model=False)
     assert "Note: activation_type: dynamic operators take QUInt8" in outcome.err
 
 
+def sentences():
+    """Return a model of token ids, of any number of sentences and of any length."""
+    nodes = [node("Gather", "table ids", "t"), node("MatMul", "t w", "y")]
+    values = {"table": normal(50, 8), "w": normal(8, 8)}
+    return build(nodes, [info("y", None)], values, [info("ids", [None, None], onnx.TensorProto.INT64)])
+
+
+@pytest.mark.parametrize("preset", ["INT8_TRANSFORMER_DEFAULT", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "BF16"])
+def test_without_data_lengths_may_be_open(detent, tmp_path, monkeypatch, preset):
+    onnx.save(sentences(), tmp_path / "text.onnx")
+    text = f"""
+from quark.onnx import ModelQuantizer
+from quark.onnx.quantization.config import Config, get_default_config
+config = get_default_config({preset!r})
+config.extra_options["RandomDataReaderInputDataRange"] = {{"ids": [1, {49 if "INT8_T" in preset else 1000}]}}
+ModelQuantizer(Config(global_quant_config=config)).quantize_model("text.onnx", "out.onnx")
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text)
+    assert outcome.code == 0, outcome.err
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    assert session.run(None, {"ids": np.ones((2, 5), np.int64)})[0].shape == (2, 5, 8)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (1, 8, 8, 3)])
+def test_a_model_that_is_converted_to_channels_last_is_calibrated_with_either(
+    detent, tiny, tmp_path, monkeypatch, shape
+):
+    text = f"""
+import sys, vai_q_onnx
+class Images:
+    left = 3
+    def get_next(self):
+        self.left -= 1
+        return {{"x": np.ones({shape}, np.float32)}} if self.left > 0 else None
+vai_q_onnx.quantize_static(sys.argv[1], "out.onnx", Images(), enable_dpu=True, convert_nchw_to_nhwc=True)
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert outcome.code == 0, outcome.err
+    assert onnxruntime.InferenceSession(tmp_path / "out.onnx").get_inputs()[0].shape[1:] == [8, 8, 3]
+
+
 # -- mixed precision and searches --------------------------------------------------------------------------------------
 
 
 def test_targets_by_name_and_the_finest_of_several():
     named = {INT8: [], INT16: ["head"]}
-    everywhere, head = mixed_of({"TargetLayerConfig": named})
+    mixed = partial(mixed_of, recipe=PRESETS["A8W8"])
+    everywhere, head = mixed({"TargetLayerConfig": named})
     assert (everywhere.activations, head.activations) == (IntegerFormat("int8"), IntegerFormat("int16"))
     assert (head.nodes, head.optional) == (("head",), True)
-    [finest] = mixed_of({"TargetLayerConfig": [INT8, INT16]})
+    [finest] = mixed({"TargetLayerConfig": [INT8, INT16]})
     assert finest.weights == IntegerFormat("int16")
-    kept, search = mixed_of({"TargetLayerConfig": named, "MetricThreshold": 0.5})
+    kept, search = mixed({"TargetLayerConfig": named, "MetricThreshold": 0.5})
     assert kept == head
     assert isinstance(search, MixedSearch)
     assert len(translate(QConfig(INT8, algo_config=[AutoMixprecisionConfig(named)])).recipe.overrides) == 2

@@ -112,10 +112,7 @@ def test_algorithms():
     assert mixed.overrides == (
         Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8"), optional=True),
     )
-    for algorithm, message in (
-        (AutoMixprecisionConfig(INT8, metric_threshold=None), "MetricThreshold"),
-        (AutoMixprecisionConfig(["A8W8"]), "TargetLayerConfig"),
-    ):
+    for algorithm, message in ((AutoMixprecisionConfig(["A8W8"]), "TargetLayerConfig"),):
         with pytest.raises(UsageError, match=message):
             recipe(algorithm)
     with pytest.raises(UsageError, match="both AdaRoundConfig and AdaQuantConfig"):

@@ -256,7 +256,6 @@ def test_notes_are_lines_of_their_own(detent, tiny, tmp_path, monkeypatch):
 
 def test_the_numbers_of_quark_on_request(detent, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    token = entry_points.AS_QUARK.set(False)
     (tmp_path / "script.py").write_text(f"import sys\n{READER}{SUITE['a tool that exports for a vendor']}")
     seen = []
     quantize = entry_points.detent.quantize
@@ -265,4 +264,3 @@ def test_the_numbers_of_quark_on_request(detent, tiny, tmp_path, monkeypatch):
     recipe, options = seen[0]
     assert (recipe.equalize, recipe.refinement, recipe.clip_outputs) == (CrossLayer(through_pools=False), None, True)
     assert (options["postprocessing"], options["hold_out"]) == ("keep", "beyond")
-    entry_points.AS_QUARK.reset(token)

@@ -160,6 +160,10 @@ SIXTEEN = {
 def test_the_device_that_shifts_computes_with_8_bits():
     with pytest.warns(ScriptNote, match="enable_npu_cnn=True is for 8 bits, .* int16 activations and int16 weights"):
         translate(QuantizationConfig(enable_npu_cnn=True, **SIXTEEN))
+    bf16 = get_default_config("BF16")
+    bf16.enable_npu_cnn = True
+    with pytest.warns(ScriptNote, match="enable_npu_cnn=True is for integers"):
+        assert translate(bf16).recipe == translate(get_default_config("BF16")).recipe
 
 
 @pytest.mark.parametrize(
@@ -293,14 +297,6 @@ def test_every_field_is_in_the_record():
         ({"specific_tensor_precision": True}, "no effect without the option MixedPrecisionTensor"),
         ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
         ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
-        (
-            {
-                "activation_type": ExtendedQuantType.QBFloat16,
-                "weight_type": ExtendedQuantType.QBFloat16,
-                "enable_npu_cnn": True,
-            },
-            "enable_npu_cnn=True is for integers",
-        ),
     ],
 )
 def test_what_would_have_no_effect_is_an_error(fields, message):

@@ -122,7 +122,7 @@ def test_where_it_cannot_be_done_the_ordered_runner_does_both(why, monkeypatch):
     elif why == "no folder":
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     elif why == "not written":
-        monkeypatch.setattr(onnx, "load", lambda path: onnx.ModelProto.FromString(path.read_bytes()[:50]))
+        monkeypatch.setattr(onnx, "load", lambda path, **_: onnx.ModelProto.FromString(path.read_bytes()[:50]))
     else:
 
         def refuse(*_):
@@ -159,7 +159,7 @@ def test_a_quantized_model_answers_the_same_in_blocks(channels, weights):
 
 def test_quantizers_are_really_carried_into_blocks():
     _, rewritten = taps._optimize(quantized(32, "XINT8"), None, taps.DEFAULT_PROVIDERS, exact=True)
-    found = Counter(node.op_type for node in rewritten.graph.node if node.domain == BLOCKED)
+    found = Counter(node.op_type for node in rewritten.model.graph.node if node.domain == BLOCKED)
     if not found:
         pytest.skip("onnxruntime has no blocked layout on this CPU")
     assert found["Conv"] == 4

@@ -168,10 +168,10 @@ def test_a_worker_that_is_killed_in_the_middle(model, tmp_path):
 @pytest.mark.slow
 def test_a_shard_that_always_kills_is_named(model, tmp_path):
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         running() as client,
         # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-        pytest.raises(DataError, match=r"the reader's shard \d+ died \(2"),
+        pytest.raises(DataError, match=r"the reader's shard \d+ died \(1"),
     ):
         sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
-    assert len(list(tmp_path.iterdir())) >= 2
+    assert len(list(tmp_path.iterdir())) >= 1

@@ -21,7 +21,7 @@ from tests.models import run
 INT8, INT16 = IntegerFormat("int8"), IntegerFormat("int16")
 A8W8 = find_recipe("A8W8").replace(refinement=None)
 A16W16 = A8W8.replace(activations=INT16, weights=INT16)
-DEMO = make_job(MODEL, CALIBRATION, A16W16, preprocess=PREPROCESS)
+DEMO = make_job(MODEL, CALIBRATION, A16W16, preprocess=PREPROCESS, limit=8)
 ALL = Layers(op_types=LAYERS)
 
 

@@ -110,8 +110,8 @@ def test_arrays_are_not_sent_to_an_executor(samples, workers):
 
 
 @pytest.mark.slow
-def test_two_processes_report_the_same(detent):
-    here, there = (detent("sensitivity", *DEMO, "--json", *more) for more in ([], ["--workers", "2"]))
+def test_two_processes_report_the_same(detent, tiny, folder):
+    here, there = (detent("sensitivity", tiny, "--calib", folder, "--json", *more) for more in ([], ["--workers", "2"]))
     assert (there.code, there.out) == (0, here.out)
 
 

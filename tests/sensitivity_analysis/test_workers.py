@@ -166,8 +166,8 @@ def test_processes_stay_while_samples_are_added(ready, file, monkeypatch):
     started = []
     start = local_processes._pool
     monkeypatch.setattr(local_processes, "_pool", lambda count: started.append(count) or start(count))
-    assert measured(ready, file, LocalProcesses(2)) == measured(ready, file)
-    assert started == [2]
+    assert measured(ready, file, LocalProcesses(1)) == measured(ready, file)
+    assert started == [1]
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_cluster(ready, file, monkeypatch):
     from tests.workers import running
 
     monkeypatch.setattr("detent.sensitivity_analysis.SETTLED", NEVER)
-    with running(workers=1) as client:
+    with running(workers=1, processes=False, protocol="inproc") as client:
         sent = []
         scatter = client.scatter
         monkeypatch.setattr(client, "scatter", lambda *given, **options: sent.append(1) or scatter(*given, **options))

@@ -9,6 +9,8 @@ on one of them. Detent's search has a bound on the noise power over the signal p
     sqnr    the mean of -10 log10(|y|^2 / |e|^2) <= t      p <= 10^(t / 10)
     l2      the mean of |e| <= t                           p <= t^2 / mean |y|^2: a mean is below its root mean square
     cosine  the mean of 1 - cos(y, y + e) <= t             p <= 1 - (1 - t)^2: the angle's sine is at most |e| / |y|
+
+kl and psnr are not about that power: models are tried, and judged by them, as they are by a function of the script.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_format
 from detent.compat.option_rows import (
@@ -51,7 +55,7 @@ Make = Callable[[Recipe], ModelLike]
 _CONVERTED = "values between two formats are converted"
 _JUDGED = "a function of the script that judges the answers to all samples"
 _NAMED = "nodes have names"
-_BY_NAME = "Give them in IncludeLayers, or ExcludeLayers with a threshold."
+_BY_NAME = "Give them in IncludeLayers or ExcludeLayers."
 _OLDER = {
     "TargetQuantType": ("activations", "weights"),
     "ActTargetQuantType": ("activations",),
@@ -73,15 +77,21 @@ def _threshold(value: Any) -> float | None:
 _ROWS: tuple[tuple[Any, Option], ...] = (
     (None, _kept("TargetLayerConfig", "the format of the layers (`activations`, `weights`)")),
     (LAYERS, _kept("TargetOpType", "which operators are layers (`op_types`)", tuple)),
-    (None, refused("SubgraphJson", "layers are searched one by one", "Name those of a part in IncludeLayers.")),
+    (None, noted("SubgraphJson", "layers change one by one, whatever parts of the model it names")),
     (None, _kept("IncludeLayers", "only these nodes (`nodes`)")),
-    (None, _kept("ExcludeLayers", "not these nodes; with a threshold")),
+    (None, _kept("ExcludeLayers", "not these nodes")),
     (0, _kept("DataSize", "the most samples that a search measures on (0: 32)")),
     (0, _kept("MetricOutputIndex", "which output a function of the script is given; else all count alike")),
     (None, _kept("MetricDistanceFn", f"{_JUDGED}, float and quantized: the threshold bounds what it returns")),
     (None, _kept("MetricEvaluateFn", f"{_JUDGED}: the threshold bounds what is lost of it")),
-    ("l2", _kept("MetricDefault", "what the threshold bounds: sqnr, l2 or cosine, as the power of the error")),
-    (0, _kept("MetricThreshold", "a search (`detent.search.mixed`) for layers; 0: all of them", _threshold)),
+    (
+        "l2",
+        _kept("MetricDefault", "what the threshold bounds: l2, sqnr and cosine, as the power of the error; kl, psnr"),
+    ),
+    (
+        0,
+        _kept("MetricThreshold", "a search (`detent.search.mixed`) for layers; 0: all, None: none", _threshold),
+    ),
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
     (None, noted("SensitivityCacheFile", "no ranking is kept: a search takes a few walks")),
     (1, met("WorkerNum", "all layers are measured at once")),
@@ -102,25 +112,25 @@ AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
-def mixed_of(given: Mapping[str, Any]) -> list[Override | MixedSearch | JudgedSearch]:
-    """Return overrides, the last of which gives every candidate the format, or is the search for them instead.
+def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | MixedSearch | JudgedSearch]:
+    """Return overrides that give every candidate the format, but not those it excludes, or the search for them.
 
     UsageError, by name, for all else.
     """
     params = apply_rows(AUTO_MIXPRECISION, {}, given)
+    if params.get("MetricThreshold", 0) is None:
+        note("AutoMixprecision: MetricThreshold=None leaves all layers as they are; `detent sensitivity` ranks them.")
+        return []
     formats, named = _formats(params)
     search = _search(params, formats)
     if search is not None:
         return [*named, search]
-    if params.get("ExcludeLayers"):
-        raise UsageError(
-            "ExcludeLayers is for a search, and without MetricThreshold there is none. Name the layers that change in "
-            "IncludeLayers."
-        )
-    included = tuple(params.get("IncludeLayers") or ())
+    included, excluded = (tuple(params.get(name) or ()) for name in ("IncludeLayers", "ExcludeLayers"))
     op_types = () if included else params.get("TargetOpType", LAYERS)
+    kept: dict[str, Any] = dict(recipe.formats)
+    usual = [Override(nodes=excluded, optional=True, **kept)] if excluded else []
     # Of several overrides that fit the last one wins: that of layers by their names.
-    return [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named]
+    return [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
 
 
 def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]:
@@ -153,10 +163,27 @@ def _roles(layer: Any) -> dict[str, Any]:
 
 # The metrics that a search knows, and their thresholds.
 _RANGES = {"sqnr": "below 0, such as -30", "l2": "above 0", "cosine": "between 0 and 1"}
-_UNSEARCHED = {
-    "kl": "a divergence of distributions says nothing about the power of an error.",
-    "psnr": "it is about the largest output, not about the power of all.",
-}
+
+
+def _divergence(expected: list[Any], found: list[Any]) -> float:
+    """Return the mean KL divergence of outputs, shifted to be positive, as distributions."""
+
+    def shares(values: Any) -> Any:
+        shifted = values.astype(float) - min(values.min(), 0.0) + TINY
+        return shifted / shifted.sum()
+
+    pairs = [(shares(y), shares(z)) for y, z in zip(expected, found, strict=True)]
+    return float(np.mean([np.sum(p * np.log(p / q)) for p, q in pairs]))
+
+
+def _negative_psnr(expected: list[Any], found: list[Any]) -> float:
+    """Return the mean of -10 log10(largest^2 / mean e^2)."""
+    errors = [max(np.mean(np.square(y - z, dtype=float)), TINY) for y, z in zip(expected, found, strict=True)]
+    return float(np.mean([-10 * np.log10(np.max(np.abs(y)) ** 2 / e) for y, e in zip(expected, errors, strict=True)]))
+
+
+TINY = 1e-12
+_DISTANCES = {"kl": _divergence, "psnr": _negative_psnr}
 
 
 @dataclass(frozen=True)
@@ -171,8 +198,11 @@ class MixedSearch:
 
     def __post_init__(self) -> None:
         if self.metric not in _RANGES:
-            why = _UNSEARCHED.get(self.metric, f"there is no such metric.{nearest(str(self.metric), _RANGES)}")
-            raise UsageError(f"MetricDefault={self.metric!r}: {why} Choose sqnr, l2 or cosine.")
+            known = (*_RANGES, *_DISTANCES)
+            raise UsageError(
+                f"MetricDefault={self.metric!r}: there is no such metric.{nearest(str(self.metric), known)} Choose "
+                f"from {', '.join(known)}."
+            )
         possible = self.threshold < 0 if self.metric == "sqnr" else self.threshold > 0
         if not possible or (self.metric == "cosine" and self.threshold >= 1):
             raise UsageError(
@@ -232,11 +262,11 @@ class JudgedSearch:
 
 
 def _judge(params: Mapping[str, Any]) -> Callable[[list[Any], list[Any]], float] | None:
-    """Return how much worse answers are, by the script's own function, if it has one."""
+    """Return how much worse answers are, by the script's own function, or by a metric that is no power of an error."""
     evaluate = params.get("MetricEvaluateFn") or params.get("EvaluateFunction")
     if evaluate is None:
         distance: Callable[[list[Any], list[Any]], float] | None = params.get("MetricDistanceFn")
-        return distance
+        return distance or _DISTANCES.get(params.get("MetricDefault", "l2"))
     return lambda expected, found: float(evaluate(expected)) - float(evaluate(found))
 
 
@@ -246,11 +276,6 @@ def _search(params: Mapping[str, Any], formats: Mapping[str, Any]) -> MixedSearc
     if judge is None and params.get("Top1AccTarget") is not None:
         raise UsageError("Top1AccTarget has no EvaluateFunction: give the function that returns the accuracy.")
     threshold, older = params.get("MetricThreshold", 0), params.get("L2Target")
-    if threshold is None:
-        raise UsageError(
-            "MetricThreshold=None asks for an analysis only, and the model stays as it is. Delete AutoMixprecision; "
-            "`detent sensitivity MODEL --calib DATA` is the analysis."
-        )
     if threshold and older:
         raise UsageError("MetricThreshold and the older L2Target say the same. Give one.")
     lost = params.get("Top1AccTarget") or (threshold if judge is not None else 0)

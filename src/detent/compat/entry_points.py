@@ -14,8 +14,10 @@ import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import make_dataclass
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -26,21 +28,24 @@ import detent
 from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod, QuantType
+from detent.compat.finder import original
+from detent.compat.growing_histogram import counted_ranges
 from detent.compat.option_rows import note
-from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable
+from detent.compat.option_rules import NHWC, Request
+from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable, channels_first
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import DataError, DetentError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
+from detent.numerics.formats import is_integer
 from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
 from detent.recipe.recipe import LAYERS
 
 if TYPE_CHECKING:
-    from detent.compat.option_rules import Request
     from detent.results.quantized import Report
 
 
@@ -255,6 +260,8 @@ def _quantize(
     if reader is not None and path is not None:
         note(f"calibration_data_path {path} is passed over: there is a calibration_data_reader, too.")
     request = translate(config, as_quark=AS_QUARK.get())
+    if request.subgraphs and _has_inner_layers(model):
+        return _by_onnxruntime(request, model, output)
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
         check_output(Path(output))  # before the work, not after it
@@ -280,12 +287,15 @@ _IN_A_SCRIPT = {
     **{"--stats": "the option SaveAndRestore", "--save-stats": "the option SaveAndRestore", "--smooth": "include_sq"},
     **{"--refine": "include_fast_ft", "--no-equalize": "include_cle=False", "--equalize": "include_cle"},
     **{"--target": "enable_npu_cnn", "--device": "enable_npu_cnn", "--providers": "execution_providers"},
+    **dict.fromkeys(("--size", "--mean", "--std", "--order", "--batch"), "those of the reader"),
 }
 
 
 def _in_script_words(message: str) -> str:
     """Return a message that speaks of what scripts can change, not of flags that they do not have."""
-    return re.sub(r"(?<![\w-])--[a-z][a-z-]*", lambda flag: _IN_A_SCRIPT.get(flag[0], flag[0]), message)
+    return re.sub(
+        r"(?<![\w-])--[a-z][a-z-]*", lambda flag: _IN_A_SCRIPT.get(flag[0], f"`detent quantize` {flag[0]}"), message
+    )
 
 
 def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
@@ -322,7 +332,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     recipe = request.recipe
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
-        data = list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
+        data = _loaded(data, model) if hasattr(data, "get_next") else data
         job = make_job(model, data, recipe, **options)
 
         def make(recipe: detent.Recipe) -> onnx.ModelProto:
@@ -331,6 +341,12 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
             return made
 
         recipe = request.search.run(job, make, data if isinstance(data, list) else _loaded(data, model))
+    if request.counted is not None:
+        samples = _loaded(data, model)[: request.limit]
+        # Streams, as the reader is one: what is done with a list depends on its length.
+        again, data = (ReadOnce(partial(next, iter(samples), None)) for _ in range(2))
+        counted = counted_ranges(make_job(model, again, recipe, **options), samples, *request.counted)
+        recipe = recipe.replace(overrides=(*counted, *recipe.overrides))
     kept = request.statistics
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
@@ -338,7 +354,9 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
 
 
 def _loaded(data: Any, model: ModelLike) -> list[Any]:
-    """Return all samples of files, or of random numbers where there is no data."""
+    """Return all samples of a reader, of files, or of random numbers where there is no data."""
+    if hasattr(data, "get_next"):
+        return list(iter(data.get_next, None))
     return [pending.load().feeds for pending in open_source(data, input_specs(load(model)))]
 
 
@@ -353,11 +371,15 @@ def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
+    if NHWC in request.conversions and hasattr(data, "get_next"):
+        inputs, get_next = input_specs(load(model)), data.get_next
+        return ReadOnce(lambda: channels_first(get_next(), inputs))
     if data is not None:
         own = Repeatable in type(data).__mro__ or not callable(getattr(data, "get_next", None))
-        return data if own else ReadOnce(data)
-    if request.random_shapes is None and request.random_ranges is None:
-        return None  # detent.quantize makes random numbers itself, and warns
+        return data if own else ReadOnce(data.get_next)
+    open_shapes = any(None in spec.shape[1:] for spec in input_specs(load(model)))
+    if not request.is_calibrated or not (open_shapes or request.random_shapes or request.random_ranges):
+        return None  # nothing to calibrate; or detent.quantize makes random numbers itself, and warns
     warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return RandomDataReader(model, request.random_shapes, request.random_ranges)
 
@@ -381,8 +403,8 @@ def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
 
 
 def _note_what_is_missing(request: Request, model: ModelLike) -> None:
-    """Name what overrides are about and the model does not have; refuse to quantize graphs inside a node."""
-    if not (request.recipe.overrides or request.subgraphs):
+    """Name what overrides are about and the model does not have."""
+    if not request.recipe.overrides:
         return
     graph = load(model).graph
     nodes = list(graph.all_nodes())
@@ -396,12 +418,38 @@ def _note_what_is_missing(request: Request, model: ModelLike) -> None:
         for field, present in known.items():
             for name in (each for each in getattr(override, field) if each not in present):
                 note(f"The model has no '{name}', for which the script has a format.{nearest(name, present)}")
-    layer = next((node for node in nodes if node.graph is not graph and node.op_type in LAYERS), None)
-    if request.subgraphs and layer is not None:
+
+
+def _has_inner_layers(model: ModelLike) -> bool:
+    graph = load(model).graph
+    return any(node.graph is not graph and node.op_type in LAYERS for node in graph.all_nodes())
+
+
+def _by_onnxruntime(request: Request, model: ModelLike, output: str | Path | None) -> onnx.ModelProto | None:
+    """Leave a model with layers inside If, Loop or Scan to onnxruntime's own quantizer: Detent's keeps these float."""
+    if not request.recipe.dynamic:
         raise UsageError(
-            f"EnableSubgraph=True: '{layer.name}' is in a graph inside an If, a Loop or a Scan, and these stay float. "
-            "Delete the option, or export the model without control flow."
+            "EnableSubgraph=True: there are layers inside an If, a Loop or a Scan, and these stay float. Delete the "
+            "option, export the model without control flow, or quantize it with dynamic operators."
         )
+    note("EnableSubgraph=True: layers inside If, Loop or Scan are quantized by onnxruntime's own quantizer.")
+    own = original("onnxruntime.quantization")
+    weights = request.recipe.weights
+    assert is_integer(weights), "dynamic operators have integer weights"
+    with TemporaryDirectory() as folder:
+        written = Path(folder, "model.onnx") if output is None else Path(output)
+        own.quantize_dynamic(
+            model,
+            written,
+            op_types_to_quantize=list(request.recipe.operators),
+            per_channel=weights.per_channel,
+            weight_type=own.QuantType[f"Q{'U' if weights.dtype.startswith('u') else ''}Int8"],
+            nodes_to_quantize=list(request.include),
+            nodes_to_exclude=list(_excluded(request, model)),
+            use_external_data_format=request.external_data,
+            extra_options={"EnableSubgraph": True, "WeightSymmetric": weights.symmetric, "MatMulConstBOnly": True},
+        )
+        return onnx.load(written) if output is None else None
 
 
 def move_tensors_out(path: Path) -> None:

@@ -116,12 +116,12 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
     if name.endswith("CONFIG") and (made := importlib.import_module(f"{PACKAGE}.configs").any_constant(name)):
         return made
     public = not name.startswith("_")
+    # What the other tools have of onnxruntime's quantizer, they have from there.
+    owner = theirs if theirs_of(theirs, {_QUANTIZER: ""}) is not None else f"{_QUANTIZER}.quant_utils"
+    if public and hasattr(original(owner), name):
+        return getattr(original(owner), name)
     if public and (theirs in INSIDES or theirs not in MODULES):
         return Unsupported(f"{theirs}.{name}", _PART)
-    if public and theirs_of(theirs, {_QUANTIZER: ""}) is not None:
-        original = _original(theirs)
-        if hasattr(original, name):
-            return getattr(original, name)
     raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_served(theirs))}")
 
 
@@ -147,16 +147,20 @@ class _Original(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module that was set aside."""
-        return _original(str(theirs_of(spec.name, {**_OURS, **THEIRS})))
+        return original(str(theirs_of(spec.name, {**_OURS, **THEIRS})))
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it is complete."""
+
+    def get_code(self, name: str) -> Any:
+        """Return what `runpy.run_module` runs: the module's own code."""
+        return original(name).__loader__.get_code(name)  # type: ignore[union-attr]
 
 
 _aside: dict[str, ModuleType] = {}  # the modules that Detent's stand in for while a script runs
 
 
-def _original(name: str) -> ModuleType:
+def original(name: str) -> ModuleType:
     """Import a module of onnxruntime's quantizer as if Detent were not there."""
     finders = [each for each in sys.meta_path if isinstance(each, _Finder)]
     ours = _take_out(_QUANTIZER)
@@ -173,9 +177,12 @@ def _original(name: str) -> ModuleType:
         _tell_parent(sys.modules.get(_QUANTIZER))
 
 
-def _is_original(name: str) -> bool:
+def is_original(name: str) -> bool:
+    """Tell whether a module is one of onnxruntime's quantizer that the table does not have."""
+    if theirs_of(name, {_QUANTIZER: ""}) is None or name in MODULES:
+        return False
     try:
-        _original(name)
+        original(name)
     except ModuleNotFoundError:
         return False
     return True
@@ -196,7 +203,7 @@ class _Finder(MetaPathFinder):
         if whole or theirs in MODULES or last in _children(package):
             is_package = whole or bool(_children(theirs))
             return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=is_package)
-        if theirs_of(theirs, {_QUANTIZER: ""}) is not None and _is_original(theirs):
+        if is_original(theirs):
             return importlib.util.spec_from_loader(fullname, _Original())
         names = names_of(package)
         # With `name`, `from package import x` goes on to say that x cannot be imported.

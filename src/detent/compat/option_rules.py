@@ -33,6 +33,7 @@ from detent.recipe import Override, Recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
 
+NHWC = "nhwc"  # the conversion that ConvertNCHWToNHWC asks for
 HISTOGRAM_BINS = 1 << 14  # as in observe.counting, which every method reads
 ROLES = ("activations", "weights", "biases")
 # By what a script names: the method, and what scales may be with it.
@@ -56,7 +57,7 @@ class Request:
     `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
     what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
     quantized. `conversions` are steps of `detent convert` that the result goes through. `subgraphs` says that graphs
-    inside nodes are to be quantized.
+    inside nodes are to be quantized. `counted` are the bins and the percentage to count as Quark does.
     """
 
     recipe: Recipe
@@ -78,6 +79,13 @@ class Request:
     summary: bool = True
     postprocessing: Literal["auto", "keep"] = "auto"
     subgraphs: bool = False
+    counted: tuple[int, float] | None = None
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether activations get scales from data."""
+        activations = self.recipe.activations
+        return activations is not None and activations.needs_data and not self.recipe.dynamic
 
     def replace(self, **changes: Any) -> Request:
         """Return the same with some fields changed."""
@@ -292,9 +300,7 @@ def bins(request: Request, value: int | None) -> Request:
 
 def limit(request: Request, value: int | None) -> Request:
     """Limit the samples. Formats without a scale need no calibration; what refines them may see all the data."""
-    activations = request.recipe.activations
-    calibrated = activations is not None and activations.needs_data
-    return request.replace(limit=value) if calibrated and value else request
+    return request.replace(limit=value) if request.is_calibrated and value else request
 
 
 def range_symmetric(request: Request, wanted: bool) -> Request:
@@ -446,6 +452,6 @@ def mixed_precision(request: Request, value: Any) -> Request:
     """Give layers another format: all of them, or those that a search finds."""
     if not value:
         return request
-    for mixed in mixed_of(value):
+    for mixed in mixed_of(value, request.recipe):
         request = request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)
     return request

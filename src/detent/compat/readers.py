@@ -91,8 +91,17 @@ class Repeatable(CalibrationDataReader):
 class ReadOnce:
     """A script's reader without its rewind(), which need not work: the other tools keep what they read."""
 
-    def __init__(self, reader: Any) -> None:
-        self.get_next = reader.get_next
+    def __init__(self, get_next: Callable[[], Feeds | None]) -> None:
+        self.get_next = get_next
+
+
+def channels_first(feeds: Feeds | None, inputs: Sequence[InputSpec]) -> Feeds | None:
+    """Return a sample with its channels first where they are last, as a model takes them that is converted to that."""
+    if feeds is None:
+        return None
+    turned = {name: np.moveaxis(array, -1, 1) for name, array in feeds.items() if np.ndim(array) == 4}
+    fitting = [spec.name for spec in inputs if spec.name in turned and not _fits(spec, feeds[spec.name].shape)]
+    return {**feeds, **{name: turned[name] for name in fitting}}
 
 
 class CachedDataReader(Repeatable):
@@ -117,6 +126,7 @@ class RandomDataReader(Repeatable):
     """Uniform random numbers, for a quick test: the accuracy of what is calibrated with them is not real.
 
     `input_shape` fills dynamic dimensions: {input: shape}, a list of shapes, or one shape for a model with one input.
+    What it does not say is guessed as Quark does: batches of 1, sequences of 16, images of 3 x 32 x 32.
     `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 by default.
     """
 
@@ -157,21 +167,17 @@ def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[
     return list(zip(inputs, listed, strict=True))
 
 
+_GUESSED = {2: (1, 16), 4: (1, 3, 32, 32)}  # by the number of dimensions; 1 for any other
+
+
 def _filled(spec: InputSpec, shape: Any) -> tuple[int, ...]:
-    """Return the shape of random data for an input: its own dimensions, 1 for a dynamic batch, else the given ones."""
+    """Return the shape of random data for an input: its own dimensions, else the given ones, else a guess."""
     if shape is not None and not _fits(spec, shape):
         raise UsageError(
             f"input_shape {list(shape)} for '{spec.name}', whose shape is {spec.shape_text}: it fills what is dynamic."
         )
-    dims = [own if own is not None else None if shape is None else int(shape[i]) for i, own in enumerate(spec.shape)]
-    if dims and dims[0] is None:
-        dims[0] = 1
-    if None in dims:
-        raise UsageError(
-            f"Input '{spec.name}' has the shape {spec.shape_text}: random data needs its dynamic dimensions. "
-            f"Give input_shape={{'{spec.name}': [...]}}."
-        )
-    return tuple(dim for dim in dims if dim is not None)
+    guessed = _GUESSED.get(len(spec.shape), (1,) * len(spec.shape))
+    return tuple(own or int(given) for own, given in zip(spec.shape, shape or guessed, strict=True))
 
 
 def _fits(spec: InputSpec, shape: Any) -> bool:

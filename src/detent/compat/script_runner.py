@@ -25,7 +25,7 @@ from typing import Any
 
 import typer
 
-from detent.compat.finder import THEIRS, names_served, other_tools, theirs_of
+from detent.compat.finder import THEIRS, is_original, names_served, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
 from detent.compat.tool_names import MODULES
 from detent.errors import UsageError, nearest
@@ -43,7 +43,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as `python -m name arguments...` would. A `.py` behind the name, as manuals have it, is ignored."""
     name = name.removesuffix(".py")
     with other_tools(), _as_main([name, *arguments], str(Path.cwd())):
-        if theirs_of(name, THEIRS) is None:
+        if theirs_of(name, THEIRS) is None or is_original(name):
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             return
         try:
@@ -92,17 +92,17 @@ def run(context: typer.Context) -> None:
     With --as-quark before the script's name, numbers are Quark's, without Detent's own accuracy steps.
     """
     arguments = list(context.args)
-    if arguments[:1] == ["--as-quark"]:
-        from detent.compat.entry_points import AS_QUARK  # here: `detent --help` starts without what it needs
-
-        AS_QUARK.set(True)
-        arguments = arguments[1:]
+    as_quark = arguments[:1] == ["--as-quark"]
+    arguments = arguments[as_quark:]
     if not arguments or arguments[0] in ("--help", "-h"):
         typer.echo(context.get_help())
         return
     if arguments[0] == "-m" and len(arguments) < 2:
         raise UsageError("detent run -m needs the name of a module, such as quark.onnx.tools.evaluate.")
+    from detent.compat.entry_points import AS_QUARK  # here: `detent --help` starts without what it needs
+
     sys.excepthook = partial(_print_from, arguments[0])
+    before = AS_QUARK.set(as_quark)
     try:
         with _notes_shown():
             if arguments[0] == "-m":
@@ -117,6 +117,8 @@ def run(context: typer.Context) -> None:
         # The script's, which the command line would take for its own trouble with the terminal.
         _print_from(arguments[0], type(error), error, error.__traceback__)
         sys.exit(1)
+    finally:
+        AS_QUARK.reset(before)
 
 
 @contextmanager

@@ -34,7 +34,8 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.errors import UsageError, nearest
 
 _SUBGRAPHS = (
-    "layers inside If and Loop stay float: True is refused with dynamic operators or QOperator if there are any"
+    "layers inside If and Loop: with dynamic operators onnxruntime's own quantizer does them, QOperator is refused, "
+    "and in Q/DQ models they stay float, as there"
 )
 _NO_OVERFLOW = "weights always get a scale at which the bias does not overflow"
 _SEPARATED = "what layers share is always separated where they need different codes"
@@ -48,7 +49,7 @@ _ZERO_POINT = "whether the zero point is fixed"
 _OR_WEIGHTS = "or for False those of the weights' type (`biases`)"
 _SCALED = "small floats get a scale from the data (`{}.scaled`)"
 _FUSED = "whether a layer computes a {} behind it before it rounds (`fuse`)"
-_CHANNELS_LAST = "the result takes images channels last (`nhwc` of `detent convert`); data stays as it is"
+_CHANNELS_LAST = "the result takes images channels last (`nhwc` of `detent convert`); data may have them first or last"
 _SIMPLIFY = ("remove_identity", "mat_mul_to_gemm")
 _TENSORS = "formats of single tensors (`overrides`)"
 _BETWEEN = "`without-qdq-between` of `detent convert`"
@@ -153,7 +154,9 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _all_of("SimplifyModel", _SIMPLIFY, "False leaves out `remove_identity` and `mat_mul_to_gemm`"),
         noted("SimplifyModelOptions", "they are onnxslim's, which Detent does not use"),
         met("ConvertFP16ToFP32", "half-precision models are always computed in float32"),
-        _beside("ConvertNCHWToNHWC", _CHANNELS_LAST, "conversions", lambda value: ("nhwc",) if boolean(value) else ()),
+        _beside(
+            "ConvertNCHWToNHWC", _CHANNELS_LAST, "conversions", lambda value: (rules.NHWC,) if boolean(value) else ()
+        ),
         _field("ConvertOpsetVersion", "the least operator set of the result", "opset", count),
         _switch("ConvertBNToConv", "batch_norm_to_conv"),
         _switch("ConvertReduceMeanToGlobalAvgPool", "reduce_mean_to_pool"),

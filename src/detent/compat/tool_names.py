@@ -30,7 +30,9 @@ _ALGORITHMS = (
     "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig BiasCorrectionConfig CLEConfig GPTQConfig "
     "QuarotConfig SmoothQuantConfig"
 )
-_PRESETS = "DefaultConfigMapping get_default_config get_default_config_mapping"
+_PRESETS = (
+    "DEFAULT_CONFIG_MAPPING=DefaultConfigMapping DefaultConfigMapping get_default_config get_default_config_mapping"
+)
 _SEARCH = "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config"
 _LOGS = {"readers": "ScreenLogger log_errors logger"}
 _PROFILES = {"readers": "GlobalProfiler ProfileStep profile_scope"}
@@ -46,7 +48,7 @@ _ONNXRUNTIME_FUNCTIONS = "DynamicQuantConfig StaticQuantConfig quantize quantize
 
 MODULES: dict[str, dict[str, str]] = {
     "quark.onnx": {
-        "enums": f"{_FAMILIES} {_SPEC_ENUMS} QuantizationMode",
+        "enums": f"{_FAMILIES} {_SPEC_ENUMS}",
         "data_types": f"DataType {_TYPES} {_SPECS}",
         "algorithms": _ALGORITHMS,
         "configs": _CONFIGS,
@@ -84,14 +86,14 @@ MODULES: dict[str, dict[str, str]] = {
     "vai_q_onnx.tools": {},
     "vai_q_onnx.tools.evaluate": {"tools": "main=evaluate"},
     "onnxruntime.quantization": {
-        "enums": "CalibrationMethod QuantFormat QuantType QuantizationMode",
+        "enums": "CalibrationMethod QuantFormat QuantType",
         "entry_points": _ONNXRUNTIME_FUNCTIONS,
         "tools": "quant_pre_process",
         "readers": "CalibrationDataReader",
     },
     "onnxruntime.quantization.calibrate": {"enums": "CalibrationMethod", "readers": "CalibrationDataReader"},
     "onnxruntime.quantization.preprocess": {"tools": "main=preprocess quant_pre_process"},
-    "onnxruntime.quantization.quant_utils": {"enums": "QuantFormat QuantType QuantizationMode"},
+    "onnxruntime.quantization.quant_utils": {"enums": "QuantFormat QuantType"},
     "onnxruntime.quantization.quantize": {"entry_points": _ONNXRUNTIME_FUNCTIONS},
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }

@@ -77,6 +77,15 @@ def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Too
     return Tool(run, flags, positions)
 
 
+def _shaped(given: Arguments) -> None:
+    """Fix the shapes of inputs, and infer those of all tensors; only the latter if none are given."""
+    if given.fix_shapes:
+        steps = [f"fixed-shapes:shapes={_shapes(given.fix_shapes)}"]
+        convert(given.input, given.output, steps, must_change=False)
+    else:
+        quant_pre_process(given.input, given.output, skip_optimization=True)
+
+
 def _quantizes(recipe: str = "", **flags: Any) -> Tool:
     """Make a tool that quantizes with random data, which formats without scales do not look at."""
 
@@ -199,7 +208,7 @@ TOOLS: Mapping[str, Tool] = {
     "convert_shared_initializer_to_unique": _converts("unique-initializers", op_types=""),
     "convert_u16s8_to_s16s8": _converts("int16"),
     "convert_u16u8_to_u8u8": _converts("eight-bits"),
-    "fix_shapes": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
+    "fix_shapes": Tool(_shaped, {"fix_shapes": ""}),
     "insert_clip_bfloat16_qdq": _converts("bfloat16-clip"),
     "float16": _converts("float32"),
     "print_a16w8_a8w8_nodes": Tool(_listed, prints=True),

@@ -77,6 +77,16 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
 }
 
 
+QUARK_BINS = 2048  # of its histograms
+# What it quantizes in plain Q/DQ pairs, for no device.
+_QDQ_OPERATORS = (
+    *("Add", "ArgMax", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Gather", "Gelu"),
+    *("Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "MatMul"),
+    *("MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Softmax", "Split", "Squeeze", "Tanh"),
+    *("Transpose", "Unsqueeze", "Where"),
+)
+
+
 def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
     """Return what a configuration asks for. Raise UsageError, naming the field or option, for what Detent cannot do.
 
@@ -109,9 +119,15 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
         # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
         relu = () if options.get("QDQKeepRemovableActivations") else (WithoutClippedRelu(),)
         conversions = (*request.conversions, *relu)
-        return request.replace(
-            recipe=_as_quark(request.recipe, options), postprocessing="keep", conversions=conversions
-        )
+        percentile = getattr(request.recipe.method, "percentile", None)
+        counts = older.calibrate_method == enums.CalibrationMethod.Percentile and request.is_calibrated
+        if counts and percentile is not None and options.get("CalibTensorRangeSymmetric") is not False:
+            request = request.replace(counted=(int(options.get("NumBins") or QUARK_BINS), percentile))
+        recipe = _as_quark(request.recipe, options)
+        on_cpu = older.quant_format == enums.QuantFormat.QDQ and not (older.enable_npu_cnn or recipe.operators)
+        if on_cpu and not (recipe.all_operators or recipe.dynamic):
+            recipe = recipe.replace(operators=_QDQ_OPERATORS)
+        return request.replace(recipe=recipe, postprocessing="keep", conversions=conversions)
     return request.replace(recipe=_named(request.recipe, older))
 
 
@@ -236,7 +252,7 @@ def _target(
 ) -> str:
     if not is_integer(activations) or not is_integer(weights):
         if config.enable_npu_cnn:
-            raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
+            note("enable_npu_cnn=True is for integers, and this configuration has other types: it has no effect.")
         return "npu-bf16"
     if not weights.power_of_two:
         return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"

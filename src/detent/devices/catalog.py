@@ -224,11 +224,6 @@ def leavable_steps() -> list[str]:
     return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *rules]))
 
 
-def optional_steps() -> list[str]:
-    """Return the names that `also` may hold."""
-    return [*OPTIONAL, RotateResiduals.step(), *_device_steps()]
-
-
 def _device_steps() -> list[str]:
     """Return the rewrites that some device asks for."""
     return list(dict.fromkeys(step for device in DEVICES.values() for step in device.steps))
@@ -238,7 +233,7 @@ def check_steps(recipe: Recipe) -> None:
     """Raise UsageError if a recipe names an unknown step, or names one in `without` and in `also`."""
     for key, given, known in (
         ("without", recipe.without, leavable_steps()),
-        ("also", recipe.also, optional_steps()),
+        ("also", recipe.also, [*OPTIONAL, RotateResiduals.step(), *_device_steps()]),
     ):
         for name in given:
             if name not in known:

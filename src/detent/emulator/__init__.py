@@ -107,13 +107,6 @@ class IntegerProgram:
     integer_steps: int = 0
 
 
-def compile_program(model: ir.Model, rounding: DeviceRounding, where: str) -> IntegerProgram:
-    """Compile a quantized model, which is consumed; raise ModelError if its codes are not the device's."""
-    fixed.check_form(model, where)
-    infer(model)
-    return _Compiler(model, rounding).run()
-
-
 class _Compiler:
     def __init__(self, model: ir.Model, rounding: DeviceRounding) -> None:
         self._rounding: DeviceRounding = rounding
@@ -288,7 +281,9 @@ class Emulator:
         self.rounding: DeviceRounding = rounding
         loaded = load(model)
         self.inputs = input_specs(loaded)
-        self._program = compile_program(loaded, rounding, name_of(model))
+        fixed.check_form(loaded, name_of(model))
+        infer(loaded)
+        self._program = _Compiler(loaded, rounding).run()
         self.outputs = list(self._program.outputs)
         self._overflows: Counter[str] = Counter()
         self._lock = Lock()

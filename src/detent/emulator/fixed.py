@@ -318,7 +318,9 @@ def check_form(model: ir.Model, where: str) -> None:
 
 def grid_of(node: ir.Node) -> Grid:
     """Return the grid of a QuantizeLinear or DequantizeLinear; raise ModelError if the device has no such numbers."""
-    tensor = _tensor_name(node)
+    read = dequantized(node)
+    source = node.inputs[0] if read is None else read.tensor
+    tensor = str(source.name if source is not None else node.name)
     params = params_of(node)
     if params is None:
         raise ModelError(f"Tensor '{tensor}' has a scale or zero point that is computed while the model runs. {ADVICE}")
@@ -339,10 +341,3 @@ def grid_of(node: ir.Node) -> Grid:
             f"its operands are symmetric around zero. {ADVICE}"
         )
     return Grid(position, dtype, zero_point)
-
-
-def _tensor_name(node: ir.Node) -> str:
-    """Return the name of the tensor that the codes stand for, as a user knows it."""
-    read = dequantized(node)
-    source = node.inputs[0] if read is None else read.tensor
-    return str(source.name if source is not None else node.name)

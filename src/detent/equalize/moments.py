@@ -71,6 +71,7 @@ def observe_channels(
             found |= look(part)
             # Copies: an array of onnxruntime's keeps all memory that it is in.
             answer |= {name: in_order(part[name], lanes.get(name, 1)).copy() for name in outputs if name in part}
+            part.clear()
         small = sum(array.nbytes for array in answer.values()) <= ANSWER_BYTES
         if answers is not None and pending.index in kept and small:
             answers[pending.index] = answer

@@ -85,7 +85,10 @@ def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
                 try:
                     _move(files, path, moved, keep=number + 1 < len(staged))
                 except (OSError, KeyboardInterrupt):
-                    _take_back(moved)
+                    for place, before in reversed(moved):
+                        place.unlink(missing_ok=True)
+                        if before is not None:
+                            replace_file(before, place)
                     raise
     return sizes
 
@@ -117,13 +120,6 @@ def _move(files: Sequence[Path], path: Path, moved: list[tuple[Path, Path | None
         else:
             replace_file(file, place)
             moved.append((place, None))
-
-
-def _take_back(moved: Sequence[tuple[Path, Path | None]]) -> None:
-    for place, before in reversed(moved):
-        place.unlink(missing_ok=True)
-        if before is not None:
-            replace_file(before, place)
 
 
 def write_text(text: str, path: Path) -> None:

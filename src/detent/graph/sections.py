@@ -8,22 +8,20 @@ the numbers are the same. What is fetched is also still in the cache when it is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 BYTES = 8 << 20
 """Of values fetched in one section: less than a core's caches hold, and many times what starting a run costs."""
-
-LARGE = 1 << 16
-"""Bytes of an initializer from which on sessions read it where it is."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +52,17 @@ def cut(model: onnx.ModelProto, sizes: Mapping[str, int], most: int = BYTES) -> 
     return sections or [GraphSection(model, inputs, names, frozenset(), ())]
 
 
-def take_weights(model: onnx.ModelProto) -> Arrays:
-    """Take the large initializers out of a model, which then only names them, and return them."""
+def take_weights(model: onnx.ModelProto, folder: Path) -> Arrays:
+    """Read the initializers that lie in files of `folder`; from then on the model only names them."""
     taken: Arrays = {}
     for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) >= LARGE:
-            taken[tensor.name] = np.ascontiguousarray(numpy_helper.to_array(tensor))
-            tensor.ClearField("raw_data")
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            del tensor.external_data[:]
-            # onnxruntime is given the numbers under the name of the tensor, and never looks for the file.
-            for key, value in {"location": "in-memory", "offset": "0", "length": taken[tensor.name].nbytes}.items():
-                tensor.external_data.add(key=key, value=str(value))
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry for entry in tensor.external_data}
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            path, offset = folder / entries["location"].value, int(entries["offset"].value)
+            taken[tensor.name] = np.fromfile(path, kind, math.prod(tensor.dims), offset=offset).reshape(tensor.dims)
+            # onnxruntime is given the numbers under the name of the tensor, and never looks for a file.
+            entries["location"].value, entries["offset"].value = "in-memory", "0"
     return taken
 
 

@@ -229,15 +229,18 @@ class Runner:
         """Load `model`. `exact`: no integer kernels.
 
         `providers` are execution providers in the order of preference. `optimized` is where to write the model as
-        onnxruntime rewrote it for this CPU.
+        onnxruntime rewrote it for this CPU, with its large weights in a file beside it.
         """
         options = exact_options() if exact else session_options()
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
+            # Beside it, because within the file each weight would be in memory several times while it is written.
+            entry = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{entry}_file_name", f"{optimized.name}.data")
+            options.add_session_config_entry(f"{entry}_min_size_in_bytes", str(BY_REFERENCE))
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
         self._exact, self._providers, self._lock = exact, providers, Lock()
-        # A model that onnxruntime is to write has to be whole.
-        self._weights = {} if optimized is not None else _large_weights(model)
+        self._weights = _large_weights(model)
         # Two large models at a time would take twice the memory, most of which is needed only to load them.
         turn = _LARGE_MODEL if tensor_bytes(model) >= LARGE_MODEL else nullcontext()
         with turn, _fetchable(model, self.outputs), _loadable(model, self._weights) as source:

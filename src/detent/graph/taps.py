@@ -48,6 +48,7 @@ from detent.graph.session import (
     Runner,
     exact_options,
     open_session,
+    return_memory,
     run_session,
     session_options,
     with_weights,
@@ -199,6 +200,13 @@ def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mappin
 MOST_BYTES = 1 << 29  # of weights: beyond it, a second copy of them in memory costs more than the time is worth
 
 
+class Rewritten(NamedTuple):
+    """A model as onnxruntime rewrote it, and the large weights that it only names."""
+
+    model: onnx.ModelProto
+    weights: Mapping[str, npt.NDArray[Any]]
+
+
 class Taps(NamedTuple):
     """Two runners that fetch the same values. Those of `unordered` are in any order, and their shapes mean nothing."""
 
@@ -241,6 +249,7 @@ class UnorderedRunner(_InParts):
         outputs: Sequence[str],
         blocked: Mapping[str, BlockedValue],
         *,
+        weights: Mapping[str, npt.NDArray[Any]] | None = None,
         exact: bool = False,
         otherwise: Runner | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -248,16 +257,15 @@ class UnorderedRunner(_InParts):
         """Load a model that is optimized already. `blocked`: what stands for a value, and its number of channels.
 
         `otherwise` computes what onnxruntime cannot in this form. With the `sizes` of outputs in bytes, the model runs
-        in sections: see `parts`. The large weights of `model` are taken out of it.
+        in sections: see `parts`. `weights` are those that `model` only names.
         """
         self.outputs = list(outputs)
         self._blocked = dict(blocked)
         self._otherwise = otherwise
         self._source_of = {self._name(name): name for name in self.outputs}
-        weights = take_weights(model)
         named = {self._name(name): size for name, size in (sizes or {}).items()}
         self._sections = cut(model, named)
-        self._sessions = [self._open(section.model, weights, exact=exact) for section in self._sections]
+        self._sessions = [self._open(section.model, weights or {}, exact=exact) for section in self._sections]
         self._sections = [replace(section, model=onnx.ModelProto()) for section in self._sections]
 
     def _open(
@@ -363,13 +371,16 @@ def open_taps(model: ir.Model, outputs: Sequence[str], providers: Sequence[str] 
 def _open_unordered(model: ir.Model, outputs: Sequence[str], providers: Sequence[str]) -> Runner:
     """Return a runner that fetches values in any order; an ordinary one where there are no blocks."""
     runner, rewritten = _optimize(model, outputs, providers, exact=False)
-    blocked = {} if rewritten is None else fetchable_in_blocks(rewritten, outputs)
+    blocked = {} if rewritten is None else fetchable_in_blocks(rewritten.model, outputs)
     if rewritten is None or not blocked:
         return runner
     del runner  # which has all weights a second time
     ordinary = partial(Runner, model, outputs, providers=providers)
     sizes, later = _sizes(model, outputs), LaterRunner(ordinary, outputs)
-    return _reload(rewritten, blocked, outputs, exact=False, otherwise=later, sizes=sizes) or ordinary()
+    found = _reload(rewritten, blocked, outputs, exact=False, otherwise=later, sizes=sizes) or ordinary()
+    del rewritten
+    return_memory(collect=False)
+    return found
 
 
 def _sizes(model: ir.Model, names: Sequence[str]) -> dict[str, int]:
@@ -408,7 +419,7 @@ def open_alike(
     given twice: they load at the same time.
     """
 
-    def optimize(model: ir.Model, name: str) -> tuple[Runner, onnx.ModelProto | None]:
+    def optimize(model: ir.Model, name: str) -> tuple[Runner, Rewritten | None]:
         try:
             return _optimize(model, outputs, providers, exact=True)
         except ModelError as error:
@@ -420,7 +431,7 @@ def open_alike(
         rewritten = [model for _, model in loaded if model is not None]
         if len(rewritten) < len(models):
             return Alike(ordered, {})
-        found = [fetchable_in_blocks(model, outputs) for model in rewritten]
+        found = [fetchable_in_blocks(each.model, outputs) for each in rewritten]
         lanes = block_lanes()
         common = set.intersection(*(set(values) for values in found)) if lanes else set()
         blocked = [{name: values[name] for name in common} for values in found]
@@ -432,7 +443,7 @@ def open_alike(
 
 def _optimize(
     model: ir.Model, outputs: Sequence[str] | None, providers: Sequence[str], *, exact: bool
-) -> tuple[Runner, onnx.ModelProto | None]:
+) -> tuple[Runner, Rewritten | None]:
     """Return an ordinary runner and, if it may help, onnxruntime's rewritten model with all in blocks that can be."""
     ordinary = partial(Runner, model, outputs, exact=exact, providers=providers)
     if not _promising(model, providers):
@@ -441,16 +452,17 @@ def _optimize(
         with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "optimized.onnx"
             runner = ordinary(optimized=path)
-            rewritten = onnx.load(path)
+            rewritten = onnx.load(path, load_external_data=False)
+            weights = take_weights(rewritten, path.parent)
     except (ModelError, OSError, DecodeError):
         # No room for the file, or an operator that cannot be written. If it is the model, this fails as well.
         return ordinary(), None
     carry_blocks(rewritten)
-    return runner, rewritten
+    return runner, Rewritten(rewritten, weights)
 
 
 def _reload(
-    model: onnx.ModelProto,
+    rewritten: Rewritten,
     blocked: Mapping[str, BlockedValue],
     outputs: Sequence[str],
     *,
@@ -459,9 +471,10 @@ def _reload(
     sizes: Mapping[str, int] | None = None,
 ) -> Runner | None:
     """Return a runner on a rewritten model that fetches the `blocked` values as they are; None if it does not load."""
+    model, weights = rewritten
     fetch_in_blocks(model, blocked)
     try:
-        return UnorderedRunner(model, outputs, blocked, exact=exact, otherwise=otherwise, sizes=sizes)
+        return UnorderedRunner(model, outputs, blocked, weights=weights, exact=exact, otherwise=otherwise, sizes=sizes)
     except ModelError:
         return None
 

@@ -12,15 +12,14 @@ and prefetching it.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, njit, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
-from detent.numerics.compiled import compiled
+from detent.numerics.compiled import compiled, known_to_numba
 
 _READ, _KEEP_CLOSE, _DATA = 0, 3, 1  # the arguments of LLVM's prefetch
 
@@ -32,6 +31,7 @@ def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _emit_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    ir = _llvm()
     address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [address], kind)
@@ -41,36 +41,56 @@ def _emit_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -
 
 
 def _emit_four(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    where = builder.bitcast(_address(context, builder, signature, arguments), ir.IntType(64).as_pointer())
+    where = builder.bitcast(_address(context, builder, signature, arguments), _llvm().IntType(64).as_pointer())
     return builder.load(where, align=2)
 
 
 def _emit_pointer(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+    return builder.inttoptr(arguments[0], _llvm().IntType(8).as_pointer())
 
 
 def _emit_bits(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.bitcast(arguments[0], ir.IntType(32))
+    return builder.bitcast(arguments[0], _llvm().IntType(32))
 
 
 def _emit_float(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.bitcast(arguments[0], ir.FloatType())
+    return builder.bitcast(arguments[0], _llvm().FloatType())
+
+
+def _llvm() -> Any:
+    """Return LLVM's types, which are imported with Numba."""
+    return importlib.import_module("llvmlite.ir")
+
+
+def _of_element(result: str, emit: Callable[..., Any]) -> Any:
+    """Return an intrinsic of an array and an index, that gives Numba's type `result`."""
+    numba = importlib.import_module("numba")
+    kind = getattr(numba.types, result)
+    return importlib.import_module("numba.extending").intrinsic(lambda _c, array, index: (kind(array, index), emit))
+
+
+def _of_number(result: str, emit: Callable[..., Any]) -> Any:
+    """Return an intrinsic of one number, that gives Numba's type `result`."""
+    numba = importlib.import_module("numba")
+    kind = getattr(numba.types, result)
+    return importlib.import_module("numba.extending").intrinsic(lambda _c, value: (kind(value), emit))
 
 
 # In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache. That changes no
 # result, and the index may lie behind the end.
-prefetch: Any = intrinsic(lambda _context, array, index: (types.void(array, index), _emit_prefetch))
+prefetch: Any = known_to_numba(lambda: _of_element("void", _emit_prefetch))
 # Four neighbours of an array of uint16, as one word.
-_four_at: Any = intrinsic(lambda _context, array, index: (types.uint64(array, index), _emit_four))
-_pointer_to: Any = intrinsic(lambda _context, address: (types.voidptr(address), _emit_pointer))
-_bits_of: Any = intrinsic(lambda _context, value: (types.int32(value), _emit_bits))
-_float_of: Any = intrinsic(lambda _context, value: (types.float32(value), _emit_float))
+_four_at: Any = known_to_numba(lambda: _of_element("uint64", _emit_four))
+_pointer_to: Any = known_to_numba(lambda: _of_number("voidptr", _emit_pointer))
+_bits_of: Any = known_to_numba(lambda: _of_number("int32", _emit_bits))
+_float_of: Any = known_to_numba(lambda: _of_number("float32", _emit_float))
+_carray: Any = known_to_numba(lambda: importlib.import_module("numba").carray)
 
 
-@njit(nogil=True)
+@compiled
 def floats_at(address: Any, size: Any) -> Any:
     """Return, in compiled code, the `size` float32 values at an address, which somebody else keeps alive."""
-    return carray(_pointer_to(address), size, np.float32)
+    return _carray(_pointer_to(address), size, np.float32)
 
 
 BINS = 1 << 14

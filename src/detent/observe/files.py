@@ -206,20 +206,25 @@ class _RandomRows:
 MOST_RANDOM = 1 << 28  # elements of an input, beyond which random data would take the machine's memory
 
 
-def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
-    """Return eight feeds of random numbers. Only the batch axis may be dynamic: the others cannot be guessed."""
+def cannot_be_random(inputs: Sequence[InputSpec]) -> str:
+    """Return why there is no random data for these inputs, or nothing: only the batch axis can be guessed."""
     for spec in inputs:
         if None in spec.shape[1:]:
-            raise UsageError(
+            return (
                 f"input '{spec.name}' has the shape {spec.shape_text}, so random data needs to know its dynamic "
                 "dimensions. Give --fix-shape, or data."
             )
         if spec.dtype.kind not in "fiub":
-            raise UsageError(f"input '{spec.name}' takes {spec.dtype.name}: there is no random data for it. Give data.")
+            return f"input '{spec.name}' takes {spec.dtype.name}: there is no random data for it. Give data."
         if math.prod(size or 1 for size in spec.shape) > MOST_RANDOM:
-            raise UsageError(
-                f"input '{spec.name}' has the shape {spec.shape_text}, too large for random data. Give data."
-            )
+            return f"input '{spec.name}' has the shape {spec.shape_text}, too large for random data. Give data."
+    return ""
+
+
+def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
+    """Return eight feeds of random numbers; UsageError if there is none for these inputs."""
+    if reason := cannot_be_random(inputs):
+        raise UsageError(reason)
     per_feed = (inputs[0].shape[0] or 1) if shares_batch(inputs) else 1
     return _RandomRows(tuple(inputs), seed, RANDOM_SAMPLES * per_feed)
 

@@ -79,6 +79,7 @@ class SiteCounter:
             # Section by section: each is counted while it is in the cache, and gone before the next one is computed.
             for part in self._runner.parts(feeds, sample.origin, self._fetched) if self._fetched else ():
                 self._bank.add({number[name]: array for name, array in part.items()}, self._vote)
+                part.clear()
         except NonFiniteError as error:
             raise DataError(
                 f"On {sample.origin} the float model itself computes NaN or infinity in tensor "

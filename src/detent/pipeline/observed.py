@@ -331,7 +331,8 @@ def _statistics(
     job, how, model, sites = prepared.job, prepared.job.collecting, prepared.model, prepared.sites
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
-    assert source is not None, "without statistics there is data"
+    if source is None:
+        return Observation({}, None, described="no data")
     if not prepared.needs_statistics:
         return look(model, sites, source, providers=how.providers)
     vote, votes_for = _vote(job.recipe)

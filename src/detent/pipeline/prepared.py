@@ -33,6 +33,7 @@ from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators, return_memory
 from detent.graph.values import constant
+from detent.observe.files import cannot_be_random
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of
@@ -286,6 +287,8 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
         )
     if job.calibration is None and (job.options["dry_run"] or how.reuse is not None):
         return None
+    if job.calibration is None and not _needs_statistics(layout) and cannot_be_random(input_specs(model)):
+        return None  # nothing is calibrated, and there is nothing to measure with
     return _source_of(job, model)
 
 

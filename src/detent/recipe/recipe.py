@@ -26,7 +26,7 @@ from detent.refinements import AdaQuant, AdaRound, BiasCorrection, QuickRounding
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")
 POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 
-EQUALIZING_SAMPLES = 64  # enough to see what each channel holds
+EQUALIZING_SAMPLES = 48  # enough to see what each channel holds
 
 WIDENING_SAMPLES = 4  # errors of single tensors are much the same on any sample; these tell which are large
 

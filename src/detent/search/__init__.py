@@ -58,13 +58,6 @@ def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, w
     return (_widen if way == "a16" else _widen_weights)(found, layout, recipe, wanted)
 
 
-def check_way(recipe: Recipe, way: Way) -> None:
-    """Refuse 16-bit activations for a target that has none, before anything is measured."""
-    wide = None if recipe.activations is None else _wider(recipe.activations)
-    if way == "a16" and wide is not None:
-        device_of(recipe).check(recipe.replace(activations=wide))
-
-
 @dataclass(frozen=True)
 class _Move:
     """Some names that are changed together, and what that costs."""
@@ -258,7 +251,9 @@ def probe(
     samples are counted and measured on its workers; the result is the same.
     """
     if wanted is not None:
-        check_way(job.recipe, way)
+        wide = None if job.recipe.activations is None else _wider(job.recipe.activations)
+        if way == "a16" and wide is not None:
+            device_of(job.recipe).check(job.recipe.replace(activations=wide))
     run = Run(unrefined(job, count, executor))
     source = run.prepared.source
     assert source is not None, "there is data"

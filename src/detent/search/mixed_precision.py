@@ -214,7 +214,12 @@ class LayerSearch:
 
 def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *, count: int = SAMPLES) -> LayerSearch:
     """Choose which of the `layers` take the other formats."""
-    _check_integers(job.recipe, other)
+    for role in ("activations", "weights"):
+        if getattr(other, role) is not None and not is_integer(job.recipe.formats[role]):
+            raise UsageError(
+                f"Only integers are searched for, and the {role} of recipe {job.recipe.name} are none. Give the other "
+                "format to every layer, or to some by name."
+            )
     usual = Run(unrefined(job, count)).planned
     names = _weighted_layers(usual, layers)
     changed = Run(unrefined(_with(job, other, names), count)).planned
@@ -465,12 +470,3 @@ def _check_bounds(candidates: Sequence[IntegerFormat], max_error: float | None, 
             f"{mean_bits:g} bits on average cannot be had from formats of at least {bits[0]}: ask for {bits[0]} to "
             f"{bits[-1]}."
         )
-
-
-def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
-    for role in ("activations", "weights"):
-        if getattr(other, role) is not None and not is_integer(recipe.formats[role]):
-            raise UsageError(
-                f"Only integers are searched for, and the {role} of recipe {recipe.name} are none. Give the other "
-                "format to every layer, or to some by name."
-            )
