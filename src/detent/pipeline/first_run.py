@@ -36,7 +36,10 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.numerics.formats:snap_error": ("float32[::1], float64, float64, float64",),
         "detent.refinements.activations:activate_all": (f"float32[:,::1], {_CURVE}, float64[:,::1]",),
         "detent.refinements.quick_rounding:_round_blocks": (
-            "float32[:,:,::1], bool, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, int64, int64, int64",
+            *(
+                f"{rows}, bool, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, int64, int64, int64"
+                for rows in ("float32[:,:,::1]", "float32[:,:,:]")
+            ),
         ),
         "detent.refinements.activations:add_distances": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, float64[::1], float64[::1]",

@@ -66,11 +66,11 @@ class QuickRounding(WeightRefinement):
         """Return how many times its scale each weight becomes."""
         groups, _, inputs = problem.weight.shape
         weights, box = flat_rows(problem.weight), flat_box(problem.grid())
-        steps, rows = np.empty_like(weights), np.ascontiguousarray(problem.rows)
+        steps = np.empty_like(weights)
         blocks = groups * -(-inputs // self.block)
 
         def round_piece(first: int, last: int) -> None:
-            _round_blocks(rows, problem.free_bias, weights, box, steps, self.damping, self.block, first, last)
+            _round_blocks(problem.rows, problem.free_bias, weights, box, steps, self.damping, self.block, first, last)
 
         in_pieces(blocks, round_piece, pool)
         return steps.reshape(problem.weight.shape)
