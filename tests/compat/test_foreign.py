@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 import types
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+import detent as package
 from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.auto_search import AutoSearch, SearchSpace
@@ -113,6 +118,39 @@ ONNXQuantizer(onnx.load(sys.argv[1]), False, False, QuantizationMode.IntegerOps,
     outcome = detent("run", "-m", tool, "--input_model", tiny, "--output_model", tmp_path / "few.onnx")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "few.onnx").exists()
+
+
+def test_processes_that_a_script_starts_get_the_names_too(tiny, tmp_path):
+    text = """
+import multiprocessing, os, subprocess, sys
+
+def seen(_):
+    from quark.onnx.quantization.config import get_default_config
+    from detent.compat.entry_points import AS_QUARK
+    import sitecustomize
+    return get_default_config("XINT8").enable_npu_cnn, AS_QUARK.get(), sitecustomize.OWN
+
+if __name__ == "__main__":
+    command = ["-m", "quark.onnx.tools.convert_fp32_to_bf16", "--input", sys.argv[1], "--output", "bf16.onnx"]
+    subprocess.run([sys.executable, *command], check=True)
+    assert os.path.exists("bf16.onnx")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map_async(seen, [1]).get(60))
+"""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("OWN = 7", encoding="utf-8")
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path / "own"), str(Path(package.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "detent.cli", "run", "--as-quark", "script.py", tiny],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.stdout.splitlines()[-1:] == ["[(True, True, 7)]"], done.stderr
 
 
 # -- types -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ not equalize channels, and print nothing; biases are corrected.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -33,6 +34,7 @@ from detent.compat.growing_histogram import counted_ranges
 from detent.compat.option_rows import note
 from detent.compat.option_rules import NHWC, Request
 from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable, channels_first
+from detent.compat.tool_names import AS_QUARK_IN_CHILDREN
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 
 # Whether scripts get the numbers of Quark, without Detent's own accuracy steps (`detent run --as-quark`).
-AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=False)
+AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=AS_QUARK_IN_CHILDREN in os.environ)
 
 
 class ModelQuantizer:
