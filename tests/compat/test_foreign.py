@@ -252,6 +252,21 @@ quantize_static(sys.argv[1], "s.onnx", Reader(), optimize_model=False)
     assert "Note: activation_type: dynamic operators take QUInt8" in outcome.err
 
 
+def test_lists_of_operators_may_name_some_of_onnxruntimes_own(detent, tiny, tmp_path, monkeypatch):
+    text = """
+import sys
+from onnxruntime.quantization import quantize_static
+from onnxruntime.quantization.registry import QLinearOpsRegistry
+quantize_static(sys.argv[1], "out.onnx", Reader(), op_types_to_quantize=["EmbedLayerNormalization", *sys.argv[2:]])
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny, "Conv")
+    assert outcome.code == 0, outcome.err
+    assert "Note: op_types_to_quantize: ONNX has no EmbedLayerNormalization: such nodes stay float." in outcome.err
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert outcome.code == 2
+    assert "ONNX has no operator 'EmbedLayerNormalization'" in outcome.err
+
+
 def sentences():
     """Return a model of token ids, of any number of sentences and of any length."""
     nodes = [node("Gather", "table ids", "t"), node("MatMul", "t w", "y")]

@@ -332,6 +332,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "hold_out": "beyond",  # other tools calibrate with every sample
     }
     recipe = request.recipe
+    recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
         data = _loaded(data, model) if hasattr(data, "get_next") else data
@@ -353,6 +354,16 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def _known(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types that ONNX has: the other tools' lists name operators of onnxruntime's own, too."""
+    known = {schema.name for schema in onnx.defs.get_all_schemas()} if op_types else set()
+    left = [each for each in op_types if each not in known]
+    if left and len(left) < len(op_types):
+        note(f"op_types_to_quantize: ONNX has no {', '.join(left)}: such nodes stay float.")
+        return tuple(each for each in op_types if each in known)
+    return op_types
 
 
 def _loaded(data: Any, model: ModelLike) -> list[Any]:
