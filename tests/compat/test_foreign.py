@@ -226,7 +226,21 @@ quantize_dynamic("if.onnx", "out.onnx", extra_options={"EnableSubgraph": "inner"
         assert ("onnxruntime's own quantizer" in outcome.err) == (quantized == 2)
     outcome = run(detent, tmp_path, monkeypatch, f"import sys\n{text}", "static")
     assert outcome.code == 2
-    assert "EnableSubgraph=True: there are layers inside an If" in outcome.err
+    assert "EnableSubgraph=True: layers inside If, Loop or Scan stay float here" in outcome.err
+
+
+def test_recurrent_models_are_left_to_onnxruntime(detent, tmp_path, monkeypatch):
+    values = {"w": normal(1, 32, 8), "r": normal(1, 32, 8)}
+    nodes = [node("LSTM", "x w r", "y", hidden_size=8)]
+    onnx.save(build(nodes, [info("y", None)], values, [info("x", (3, 1, 8))]), tmp_path / "lstm.onnx")
+    text = """
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic("lstm.onnx", "out.onnx")
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text)
+    assert outcome.code == 0, outcome.err
+    assert "Note: quantize_dynamic: layers that are LSTM are quantized by onnxruntime" in outcome.err
+    assert "DynamicQuantizeLSTM" in [each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node]
 
 
 def test_subgraphs_matter_where_the_other_tools_change_them():
