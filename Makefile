@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
 	$(BIN)/detent demo
 
+# Bytecode is written even where the environment says not to: the tests start many processes, which read it.
 test: $(VENV)/installed-dev  ## Install the test needs and run the whole suite.
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-large: $(VENV)/installed-dev  ## The tests with models past 2 GB.
 	$(BIN)/python -m pytest -m large

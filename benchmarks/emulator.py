@@ -23,7 +23,7 @@ import onnxruntime
 
 import detent
 from benchmarks.common import CALIBRATION, CASES, Case, arguments, chosen, print_table
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.graph.load import load
 from detent.graph.save import complete_proto, serialize
 from detent.graph.session import Runner, session_options

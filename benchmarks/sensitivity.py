@@ -21,8 +21,8 @@ from detent.graph.session import Runner
 from detent.pipeline.job import make_job
 from detent.pipeline.run import Run
 from detent.results.searched import Sensitivity
-from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.search import unrefined
+from detent.sensitivity_analysis import sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -35,6 +36,7 @@ MODELS = {
     "resnet50": (DATA / "models" / "resnet50.onnx", CALIBRATION),
     "yolov8n": (DATA / "models" / "yolov8n.onnx", DATA / "coco-train-64"),
 }
+IMPORTS = "import benchmarks.where, detent.pipeline.trials, numba.core.dispatcher"
 CAUSES = ("create session", "run session", "compile or load loops", "serialize")
 
 
@@ -55,7 +57,11 @@ def main() -> None:
     for model, data in cases:
         command = [sys.executable, "-m", "benchmarks.where", "--inside", "--model", str(model), "--data", str(data)]
         command += ["--samples", str(options.samples), "--recipe", options.recipe]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            # As in an installation, modules are compiled to bytecode already, whatever the environment says.
+            settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+            subprocess.run([sys.executable, "-c", IMPORTS], env=settings, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=settings)
         show(model, options.samples, json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import detent
 from detent.comparison.inspection import inspect_model
 from detent.convert.conversion import convert
-from detent.device_check.check import check
+from detent.device_check import check
 from detent.evaluation.dataset import read_label_file
 from detent.graph.guard import guarded
 from detent.graph.load import load

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+
+# The cores are busy with one test each: threads within a product of matrices would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import multiprocessing
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -17,14 +22,26 @@ from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
+from detent.pipeline import trials
 
 # Trying each model file in a process of its own takes a moment; tests/graph/test_guard.py does.
 os.environ["DETENT_TRUST"] = "1"
 
-# A busy machine is not a fault of the code under test. Half of the usual number of examples: every run draws new ones,
-# so what one run misses another finds, and the properties here fail on most examples or on none.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
+# The command line tries its advice on a bad result, as small models give it; tests/pipeline/test_trials.py does that.
+trials.LEAST_SECONDS = trials.MOST_SECONDS = 0.0
+
+# A busy machine is not a fault of the code under test. A quarter of the usual number of examples: every run draws new
+# ones, so what one run misses another finds, and the properties here fail on most examples or on none.
+settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.load_profile("unhurried")
+
+
+def pytest_configure(config):
+    """Compile the loops of the default path once, while the workers of pytest-xdist collect, not in each of them."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        from detent.pipeline.first_run import compile_ahead
+
+        compile_ahead()
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def values_of(proto: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, 
 def count_sample(statistics: TensorStatistics, values: np.ndarray, vote: Vote | None = None) -> None:
     """Count one sample of a tensor, as the sweep does."""
     bank = HistogramBank(1)
-    bank.add([values], vote)
+    bank.add({0: values}, vote)
     statistics.merge(bank.statistics[0])
 
 

@@ -29,14 +29,26 @@ def quality(proto, quantized, feeds):
     return decibels(*(np.concatenate([next(iter(each.values())).ravel() for each in side]) for side in (want, got)))
 
 
-@pytest.mark.parametrize(("recipe", "enough"), [("A8W8", 20.0), ("A16W8", 30.0), ("XINT8", 15.0)])
-@pytest.mark.parametrize("name", STYLES)
-def test_a_transformer(name, recipe, enough):
+ENOUGH = {"A8W8": 20.0, "A16W8": 30.0, "XINT8": 15.0}
+
+
+# Every recipe with the two plain models, and one with each other way to write them.
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        *((name, recipe) for name in ("bert", "vit") for recipe in ENOUGH),
+        ("bert, subgraphs", "A16W8"),
+        ("bert, operators", "XINT8"),
+        ("bert, causal", "A8W8"),
+        ("vit, operators", "A8W8"),
+    ],
+)
+def test_a_transformer(name, recipe):
     make, style = STYLES[name]
     proto = make(style, layers=1)
     data = bert_data if make is bert else vit_data
     report = detent.quantize(proto, calibration=data(32), recipe=recipe)
-    assert quality(proto, report.model, data(16, seed=5)) > enough
+    assert quality(proto, report.model, data(16, seed=5)) > ENOUGH[recipe]
     left = {each.op_type for each in report.nodes if not each.quantized}
     assert left <= {"Unsqueeze", "Cast", "Sub", "Mul", "Where", "Add"}, "only the mask is left"
     reasons = {each.reason for each in report.nodes if not each.quantized}
@@ -99,7 +111,7 @@ def test_products(nodes, constants, shapes, recipe, enough):
     proto = build(nodes, "y", constants, inputs=inputs)
     report = detent.quantize(proto, calibration=feeds, recipe=recipe)
     assert all(each.quantized for each in report.nodes)
-    assert quality(proto, report.model, feeds[:44]) > enough
+    assert quality(proto, report.model, feeds[:44]) > ENOUGH[recipe]
 
 
 def scale_of_attention(feeds, recipe):

@@ -18,7 +18,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from detent import errors
 from detent.cli import INTERRUPTED, app
-from detent.cli.inspecting import NOT_TAKEN
+from detent.cli.measuring import NOT_TAKEN
 from detent.cli.quantizing import MISSED
 
 HEAD = """# Commands

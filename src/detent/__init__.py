@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         tune as tune,
     )
     from detent.convert.splitting import Pipeline as Pipeline
-    from detent.emulator.emulator import Emulator as Emulator
+    from detent.emulator import Emulator as Emulator
     from detent.evaluation.evaluator import Evaluator as Evaluator
     from detent.evaluation.metric_file import Metric as Metric
     from detent.graph.pytorch import from_torch as from_torch
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         AdaQuant as AdaQuant,
         AdaRound as AdaRound,
         BiasCorrection as BiasCorrection,
+        QuickRounding as QuickRounding,
         Rounding as Rounding,
     )
     from detent.report.page import write_page as write_page
@@ -79,7 +80,7 @@ _LAZY = {
     "DeviceCheck": "detent.results.checked",
     "Distribution": "detent.methods",
     "Emulation": "detent.results.compared",
-    "Emulator": "detent.emulator.emulator",
+    "Emulator": "detent.emulator",
     "Entropy": "detent.methods",
     "Evaluation": "detent.results.evaluated",
     "Evaluator": "detent.evaluation.evaluator",
@@ -96,6 +97,7 @@ _LAZY = {
     "Pipeline": "detent.convert.splitting",
     "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
+    "QuickRounding": "detent.refinements",
     "Recipe": "detent.recipe",
     "Report": "detent.results.quantized",
     "Rounding": "detent.refinements",

@@ -126,7 +126,7 @@ def tune(
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
     """
     from detent.pipeline.job import make_job
-    from detent.tuning.tune import run_tuning
+    from detent.tuning import run_tuning
 
     given = opt.settled(opt.TuneOptions, options)
     job = make_job(model, calibration, recipe, **_shared(given))
@@ -190,7 +190,7 @@ def sensitivity(
     """
     from detent.option_values import noise_of
     from detent.pipeline.job import make_job
-    from detent.search.probing import probe
+    from detent.search import probe
 
     with _workers(options) as executor:
         given = opt.settled(opt.SensitivityOptions, options)
@@ -261,7 +261,7 @@ def compare_candidates(
 
     import onnx
 
-    from detent.device_check.check import check
+    from detent.device_check import check
 
     files = (str, PathLike, onnx.ModelProto)  # of others, the device's file is not known
     checks = [check(_path_or_proto(model), estimate_for) if isinstance(model, files) else None for model in models]
@@ -377,7 +377,7 @@ def emulate(
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    from detent.emulator.emulator import emulate as run_emulation
+    from detent.emulator import emulate as run_emulation
     from detent.option_values import image_options
     from detent.progress import silent
 
@@ -410,7 +410,7 @@ def check(
     Raises:
         DetentError: UsageError for an unknown device or version, ModelError for a file that is not a model.
     """
-    from detent.device_check.check import check as run_check
+    from detent.device_check import check as run_check
 
     return run_check(_path_or_proto(model), device if target is None else target, software)
 

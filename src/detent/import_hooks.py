@@ -31,7 +31,6 @@ RENAMED = {"detent.measure.scores": {"compare": "compare_scores"}}
 
 class _AliasFinder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec for the paths of the table."""
         del path, target
         return ModuleSpec(name, self) if name in ALIASES else None
 

@@ -15,7 +15,6 @@ from detent.options import ImageOptions
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names, from one or several."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

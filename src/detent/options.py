@@ -327,7 +327,7 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     refine: Annotated[
         Refinement | str | None,
         accuracy_flag(
-            "BiasCorrection, Rounding (or Rounding:rows=128), Gptq, AdaRound, AdaQuant, or none.",
+            "QuickRounding, BiasCorrection, Rounding (or Rounding:rows=128), Gptq, AdaRound, AdaQuant, or none.",
             reads=str,
             metavar="NAME",
         ),

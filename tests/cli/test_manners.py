@@ -9,7 +9,6 @@ import sys
 import time
 
 import onnx
-import pytest
 
 from tests.conftest import tiny_model
 
@@ -32,17 +31,16 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert said == b""
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii"])
-def test_a_name_that_the_terminal_cannot_show_is_spelled_out(tmp_path, encoding):
+def test_a_name_that_the_terminal_cannot_show_is_spelled_out(tmp_path):
     proto = tiny_model()
-    proto.graph.node[0].name = "卷积"
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "卷积"
     onnx.save(proto, tmp_path / "m.onnx")
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     shown = subprocess.run(
         [*DETENT, "inspect", str(tmp_path / "m.onnx"), "--verbose"], capture_output=True, env=environment, check=False
     )
     assert shown.returncode == 0, shown.stderr
-    shown.stdout.decode(encoding)
+    assert rb"\u5377" in shown.stdout
 
 
 def test_termination_leaves_nothing_behind(tmp_path):

@@ -112,7 +112,7 @@ POWERS = (2.0 ** (np.arange(CHANNELS) % 5 - 2)).astype(np.float32)
 @pytest.mark.parametrize("batch", [1, 3, 6])
 def test_rescaled_channels_are_undone(layout, batch, monkeypatch):
     if layout == "in order":
-        monkeypatch.setattr(taps, "_block_lanes", lambda: 0)
+        monkeypatch.setattr(taps, "block_lanes", lambda: 0)
     found = compare_models(convolutions(), convolutions(POWERS), IMAGES, batch=batch)
     tensors = by_name(found)
     assert {name for name, tensor in tensors.items() if tensor.rescaled} == {"ra"}

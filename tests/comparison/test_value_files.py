@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from detent.comparison.folders import dump_codes
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model
 from tests.emulator.qdq import Qdq, code_names, feeds_of

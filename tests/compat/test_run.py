@@ -105,15 +105,17 @@ def test_exceptions_are_the_scripts(detent, write):
         ("f(:", "invalid"),
     ],
 )
-def test_tracebacks_begin_with_the_script(write, text, told):
-    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
-    command = [sys.executable, "-c", "from detent.cli import main; main()", "run", str(write(text))]
-    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert outcome.returncode == 1
-    assert told in outcome.stderr
-    assert "script.py" in outcome.stderr
-    assert "typer" not in outcome.stderr
-    assert "runpy" not in outcome.stderr
+def test_tracebacks_begin_with_the_script(detent, write, monkeypatch, capsys, text, told):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `run` replaces
+    try:
+        said = detent("run", write(text)).err
+    except (ValueError, SyntaxError) as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as Python does at the end of a process
+        said = capsys.readouterr().err
+    assert told in said
+    assert "script.py" in said
+    assert "typer" not in said
+    assert "runpy" not in said
 
 
 def test_errors_of_detent_are_told_as_always(detent, write, tiny):

@@ -26,7 +26,7 @@ from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Per
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.recipe import PRESETS
-from detent.refinements import AdaRound, BiasCorrection
+from detent.refinements import AdaRound, QuickRounding
 
 SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}
 """Quark chooses formats by searching there; Detent's presets are what it settles on."""
@@ -224,7 +224,7 @@ def test_fields_beside_the_recipe():
 
 def test_accuracy_steps_are_on_unless_they_are_switched_off():
     usual = translate(QuantizationConfig()).recipe
-    assert (usual.equalize, usual.refinement) == (GlobalEqualization(), BiasCorrection())
+    assert (usual.equalize, usual.refinement) == (GlobalEqualization(), QuickRounding())
     without = translate(QuantizationConfig(include_cle=False, extra_options={"BiasCorrection": False})).recipe
     assert (without.equalize, without.refinement) == (None, None)
 

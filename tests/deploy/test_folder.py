@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import detent as package
-from detent.deploy.folder import deploy
+from detent.deploy import deploy
 from detent.errors import ModelError, OutputError, UsageError
 from tests.models import build, conv_relu_conv, info, node, normal
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.device_check.check import placement
+from detent.device_check import placement
 from detent.recipe import Override
 from detent.recipe.file import find_recipe
 from tests.device_check.test_check import DATA, two_convs

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from tests.models import values_of
 
 ZERO_POINTS = {"int8": 0, "uint8": 128}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.devices.rewrites import HARD_SIGMOID_FACTOR
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names
 from tests.emulator.test_rounding import CODES, half_up
 

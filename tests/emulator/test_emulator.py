@@ -7,7 +7,7 @@ import pytest
 
 import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import DataError, UsageError
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source

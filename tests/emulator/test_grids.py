@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 import detent
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import ModelError
 from tests.conftest import tiny_model
 from tests.emulator.qdq import Qdq, assert_same_codes

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.emulator.fixed import Fixed
 from detent.emulator.integer_layers import IntegerLayer
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names, feeds_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.devices.rewrites import reciprocal_factor, window_factor
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names, feeds_of
 from tests.emulator.test_rounding import half_up
 from tests.models import values_of

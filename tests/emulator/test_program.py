@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import detent
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.recipe.file import change
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names, feeds_of
 from tests.models import SMALL_MODELS, XINT8, values_of

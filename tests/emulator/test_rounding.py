@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import UsageError
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names
 

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.emitter import emit
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.graph.session import Runner
 from detent.recipe.file import find_recipe

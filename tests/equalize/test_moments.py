@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detent.equalizations.channel_problem import ChannelMoments
-from detent.equalize.equalize import observe_channels
+from detent.equalize.moments import observe_channels
 from tests.equalize.networks import pending
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, run, values_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detent.evaluation.task_measures import draw_weights, drawn_correlation, drawn_overlap, drawn_precision, drawn_ranks
-from detent.tasks.boxes import Detections, Truths, match_truths, mean_average_precision
+from detent.tasks.detection import Detections, Truths, match_truths, mean_average_precision
 
 
 def scene(generator, classes=3, objects=6, alarms=10):

@@ -14,7 +14,7 @@ from PIL import Image
 
 import detent
 from detent.errors import DataError, ModelError, UsageError
-from detent.tasks.boxes import Detections
+from detent.tasks.detection import Detections
 
 SIZE = 64
 
@@ -96,7 +96,7 @@ def pycocotools_map(photos, model):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    from detent.tasks.heads import Head
+    from detent.tasks.detection import Head
 
     content = json.loads((photos / "annotations.json").read_text())
     array = numpy_helper.to_array(next(each for each in onnx.load(model).graph.initializer if each.name == "array"))

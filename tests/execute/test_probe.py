@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.emitter import emit
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.execute import probe as probe_module
 from detent.execute.probe import ITSELF, Probe, Variant
 from detent.graph.session import Runner

@@ -8,11 +8,11 @@ import onnx
 import pytest
 
 import detent
-from detent.errors import ModelError, UsageError
-from detent.graph import taps
+from detent.errors import DataError, ModelError, UsageError
+from detent.graph import sections, taps
 from detent.graph.load import load
 from detent.graph.session import Runner
-from detent.graph.taps import BLOCKED, UnorderedRunner, open_alike, open_exact, open_taps
+from detent.graph.taps import BLOCKED, BlockedValue, UnorderedRunner, open_alike, open_exact, open_taps
 from tests.models import build, info, node, normal
 
 PLAIN = info("x", ("n", 3, 12, 12))
@@ -107,7 +107,7 @@ def test_reorders_are_really_taken_out():
 
 def test_a_layout_that_is_not_the_expected_one_is_an_error():
     model = build([node("Relu", "x", "y")], "y", inputs=[PLAIN])
-    runner = UnorderedRunner(model, ["value"], {"value": ("y", 5)})
+    runner = UnorderedRunner(model, ["value"], {"value": BlockedValue("y", 5)})
     with pytest.raises(ModelError, match="tensor 'value' with 3 channels instead of 5"):
         runner({"x": normal(1, 3, 12, 12)})
 
@@ -122,13 +122,13 @@ def test_where_it_cannot_be_done_the_ordered_runner_does_both(why, monkeypatch):
     elif why == "no folder":
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     elif why == "not written":
-        monkeypatch.setattr(onnx, "load", lambda path: onnx.ModelProto.FromString(path.read_bytes()[:50]))
+        monkeypatch.setattr(onnx, "load", lambda path, **_: onnx.ModelProto.FromString(path.read_bytes()[:50]))
     else:
 
         def refuse(*_):
             raise ModelError("no")
 
-        monkeypatch.setattr(taps, "UnorderedRunner", refuse)
+        monkeypatch.setattr(taps, "cut", refuse)
     ordered, unordered = open_taps(model, ["y"])
     assert ordered is unordered
     x = {"x": normal(1, 3, 12, 12)}
@@ -159,7 +159,7 @@ def test_a_quantized_model_answers_the_same_in_blocks(channels, weights):
 
 def test_quantizers_are_really_carried_into_blocks():
     _, rewritten = taps._optimize(quantized(32, "XINT8"), None, taps.DEFAULT_PROVIDERS, exact=True)
-    found = Counter(node.op_type for node in rewritten.graph.node if node.domain == BLOCKED)
+    found = Counter(node.op_type for node in rewritten.model.graph.node if node.domain == BLOCKED)
     if not found:
         pytest.skip("onnxruntime has no blocked layout on this CPU")
     assert found["Conv"] == 4
@@ -200,7 +200,7 @@ def test_the_lanes_are_those_of_the_blocks(channels):
 
 
 def test_where_the_lanes_cannot_be_told_all_is_in_order(monkeypatch):
-    monkeypatch.setattr(taps, "open_taps", lambda model, names: taps.Taps(*[Runner(model, names)] * 2))
+    monkeypatch.setattr(taps, "block_lanes", lambda: 0)
     models = [load(everything(32)), quantized(32, "XINT8")]
     runners, lanes = open_alike(models, ["one", "other"], ["ra", "y"])
     assert not lanes
@@ -222,3 +222,48 @@ def test_which_of_the_models_does_not_load():
     next(attribute for attribute in proto.graph.node[0].attribute if attribute.name == "pads").ints.append(1)
     with pytest.raises(ModelError, match=r"^other\.onnx: "):
         open_alike([load(everything(8)), taps.ir.from_proto(proto)], ["one.onnx", "other.onnx"], ["y"])
+
+
+@pytest.mark.parametrize("most", [1, 4000, 1 << 30], ids=["a value", "some", "all"])
+def test_sections_give_the_same_values_one_after_the_other(most, monkeypatch):
+    model = load(onnx.shape_inference.infer_shapes(everything(32)))
+    monkeypatch.setattr(taps, "cut", lambda rewritten, sizes: sections.cut(rewritten, sizes, most))
+    ordered, unordered = open_taps(model, EVERY_VALUE)
+    if not isinstance(unordered, UnorderedRunner):
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    x = {"x": normal(2, 3, 12, 12)}
+    parts = list(unordered.parts(x))
+    assert (len(parts) == 1) == (most == 1 << 30)
+    assert sorted(name for part in parts for name in part) == sorted(EVERY_VALUE)
+    for name, one, other in zip(EVERY_VALUE, ordered(x), Runner(model, EVERY_VALUE)(x), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def test_sections_behind_all_that_is_asked_for_are_not_run(monkeypatch):
+    monkeypatch.setattr(taps, "cut", lambda rewritten, sizes: sections.cut(rewritten, sizes, 1))
+    unordered = open_taps(load(onnx.shape_inference.infer_shapes(everything(32))), EVERY_VALUE).unordered
+    if not isinstance(unordered, UnorderedRunner):
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    unordered._sessions[1:] = [None] * (len(unordered._sessions) - 1)
+    (found,) = unordered.parts({"x": normal(1, 3, 12, 12)}, "it", ["a"])
+    assert found["a"].size
+
+
+def test_what_a_section_cannot_compute_the_ordinary_model_does(monkeypatch):
+    monkeypatch.setattr(taps, "cut", lambda rewritten, sizes: sections.cut(rewritten, sizes, 1))
+    model = load(onnx.shape_inference.infer_shapes(everything(32)))
+    unordered = open_taps(model, EVERY_VALUE).unordered
+    if not isinstance(unordered, UnorderedRunner):
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    run = taps.run_session
+
+    def fail(session, *, names, feeds, origin):
+        if session is unordered._sessions[3]:
+            raise DataError("no")
+        return run(session, names, feeds, origin)
+
+    monkeypatch.setattr(taps, "run_session", fail)
+    x = {"x": normal(1, 3, 12, 12)}
+    found = {name: array for part in unordered.parts(x) for name, array in part.items()}
+    for name, expected in zip(EVERY_VALUE, Runner(model, EVERY_VALUE)(x), strict=True):
+        np.testing.assert_array_equal(np.sort(found[name], axis=None), np.sort(expected, axis=None), err_msg=name)

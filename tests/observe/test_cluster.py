@@ -147,9 +147,8 @@ def test_a_client_of_asynchronous_code(model, data, client, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
-    """With one worker, what was scattered dies with it, and is scattered again."""
+def test_a_worker_that_is_killed_in_the_middle(model, tmp_path):
+    """There is one worker: what was scattered dies with it, and is scattered again."""
     here = sweep(model, SITES, opened(model, Numbers()))
 
     def kill_one():
@@ -158,7 +157,7 @@ def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
         os.kill(int(notes[0].name.split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
-    with running(workers) as client:
+    with running(1) as client:
         killer.start()
         there = sweep_on(client, model, SITES, opened(model, Slow(folder=tmp_path)))
     killer.join()
@@ -169,10 +168,10 @@ def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
 @pytest.mark.slow
 def test_a_shard_that_always_kills_is_named(model, tmp_path):
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         running() as client,
         # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-        pytest.raises(DataError, match=r"the reader's shard \d+ died \(2"),
+        pytest.raises(DataError, match=r"the reader's shard \d+ died \(1"),
     ):
         sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
-    assert len(list(tmp_path.iterdir())) >= 2
+    assert len(list(tmp_path.iterdir())) >= 1

@@ -145,8 +145,16 @@ class Scratch:
     def count(self, values, exponent, counts):
         width, limit = 2.0 ** (exponent - 13), (exponent + 127) << 23
         address, found = values.__array_interface__["data"][0], np.zeros((1, 3), np.int32)
-        one = np.array([address]), np.array([values.size]), np.array([1 / width], np.float32), np.array([limit])
-        count_tensors(*one, counts[np.newaxis], found, self.indices, self.tables)
+        which = np.array([address]), np.array([values.size]), np.array([0])
+        count_tensors(
+            *which,
+            np.array([1 / width], np.float32),
+            np.array([limit]),
+            counts[np.newaxis],
+            found,
+            self.indices,
+            self.tables,
+        )
         assert not self.tables.any()
         return tuple(found[0].tolist())
 

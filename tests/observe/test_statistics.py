@@ -300,7 +300,7 @@ def check_against_single_histograms(samples, count):
     """Compare with a histogram per tensor, and with sums of each sample's extremes in exact arithmetic."""
     bank = HistogramBank(count)
     for sample in samples:
-        bank.add(sample)
+        bank.add(dict(enumerate(sample)))
     for number, statistics in enumerate(bank.statistics):
         tensors = [np.asarray(sample[number], np.float32).reshape(-1) for sample in samples if sample[number].size]
         alone = Histogram()
@@ -338,7 +338,7 @@ def test_shapes_types_and_orders_of_memory():
 def test_the_tensor_that_is_not_finite_is_named(bad):
     bank = HistogramBank(2)
     with pytest.raises(NonFiniteError) as error:
-        bank.add([np.ones(5000, np.float32), np.append(np.ones(5000, np.float32), np.float32(bad))])
+        bank.add({0: np.ones(5000, np.float32), 1: np.append(np.ones(5000, np.float32), np.float32(bad))})
     assert error.value.number == 1
 
 

@@ -209,7 +209,7 @@ def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
 def test_refinement_needs_samples_beside_statistics(detent, saved, tmp_path):
     outcome = detent("quantize", MODEL, tmp_path / "x.onnx", "--stats", saved[0])
     assert outcome.code == 2
-    assert "BiasCorrection looks at samples" in outcome.err
+    assert "QuickRounding looks at samples" in outcome.err
 
 
 def test_statistics_of_another_model_are_refused(saved, tmp_path):

@@ -97,12 +97,11 @@ def test_the_scores_of_a_model_may_be_an_input():
     assert not find_masks(as_ir(proto).graph).masked
 
 
-@pytest.mark.parametrize("recipe", ["A8W8", "A16W8"])
-def test_how_a_mask_is_written_does_not_matter(recipe):
+def test_how_a_mask_is_written_does_not_matter():
     """All forms of a mask are the same function, and the same quantized function."""
     answers = []
     for number in (-1e4, LOWEST, -np.inf):
-        report = detent.quantize(bert(Style(mask=number), layers=1), calibration=bert_data(4), recipe=recipe)
+        report = detent.quantize(bert(Style(mask=number), layers=1), calibration=bert_data(4), recipe="A8W8")
         reasons = {each.reason for each in report.nodes if each.op_type == "Add" and not each.quantized}
         assert reasons == {SCORE_REASON}
         answers.append([run(report.model, sample)["logits"] for sample in bert_data(3, seed=2)])

@@ -16,7 +16,7 @@ from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.file import change, find_recipe, from_plain, read_recipe, to_plain, to_toml, with_settings
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS, PRESETS
-from detent.refinements import REFINEMENTS, AdaQuant, AdaRound, BiasCorrection, Rounding
+from detent.refinements import REFINEMENTS, AdaQuant, AdaRound, QuickRounding, Rounding
 from tests.recipe.test_toml_text import tomllib
 
 XINT8, A8W8 = PRESETS["XINT8"], PRESETS["A8W8"]
@@ -252,7 +252,7 @@ SETTINGS = {
     "weight_method=none": {},
     "weight_method.name=MinMax": {"weight_method": MinMax()},
     "refinement=none": {"refinement": None},
-    "refinement.samples=7": {"refinement": BiasCorrection(7)},
+    "refinement.samples=7": {"refinement": QuickRounding(samples=7)},
     "refinement=AdaRound:penalty=0.01": {"refinement": AdaRound(penalty=0.01)},
     "refinement.name=Rounding": {"refinement": Rounding()},
     "smooth=0.5": {"smooth": 0.5},
@@ -302,7 +302,7 @@ def test_settings_come_one_after_another():
         ("name.first=A", ("name is {'first': 'A'}",)),
         ("weight_method.percentile=9", ("weight_method has settings and no name",)),
         ("method.name=Entrpy", ("'Entrpy'", "'Entropy'")),
-        ("refinement.rows=4", ("BiasCorrection has no field 'rows'",)),
+        ("refinement.span=4", ("QuickRounding has no field 'span'",)),
         ("rounding=dp", ("rounding is 'dp'", "'half-even' or 'dpu'")),
         ("opset=17\nname='x'", ("opset is",)),
     ],

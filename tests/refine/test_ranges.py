@@ -98,8 +98,9 @@ def test_relative_error():
     assert relative_error(np.array([7]), np.array([3])) == 0.0
 
 
-@pytest.mark.parametrize("recipe", ["XINT8", "A8W8", "U8S8_AAWS"])
-@pytest.mark.parametrize("refinement", [None, Rounding(samples=8, rows=16)])
+@pytest.mark.parametrize(
+    ("recipe", "refinement"), [("XINT8", Rounding(samples=8, rows=16)), ("A8W8", None), ("U8S8_AAWS", None)]
+)
 def test_the_whole_way(recipe, refinement):
     settings = detent.find_recipe(recipe).replace(search_ranges=True, refinement=refinement)
     report = detent.quantize(MODEL, None, CALIBRATION, settings, preprocess=PREPROCESS, limit=32)

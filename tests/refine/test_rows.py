@@ -58,7 +58,7 @@ def assert_rows_give_the_output(op, weight, shape, attributes, wanted=1000):
     matrix = layer.matrix()
     assert layer.shape == matrix.shape
     rows = np.empty((layer.groups, len(positions), matrix.shape[2]), np.float32)
-    gather(layer.maps(x), np.float32(0.25), np.float32(100), image, indices, rows)
+    gather(layer.maps(x), np.float32(0.25), np.float32(100), image, indices, rows, 0)
     found = np.matmul(rows, matrix.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(len(positions), -1)
     np.testing.assert_allclose(found, take_rows(maps, positions), rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(layer.tensor(matrix), constant(layer.weight))

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from detent.device_check.check import placement
+from detent.device_check import placement
 from detent.recipe import Override
 from detent.report.page import page_of
 from detent.report.searches import SHOWN, bar_length
 from detent.results.searched import Sensitivity, SensitivityReport
-from detent.search.probing import propose
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.search import propose
+from detent.sensitivity_analysis import sensitivity
 from tests.device_check.test_placement import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned
 from tests.search.test_proposal import THREE, layer

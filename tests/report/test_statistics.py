@@ -12,7 +12,7 @@ from detent.errors import UsageError
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
 from detent.report import documents
-from detent.results.summarized import outlier_ratio, summarise, view_statistics
+from detent.results.tensors import outlier_ratio, summarise, view_statistics
 from tests.models import count_sample
 
 

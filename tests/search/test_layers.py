@@ -13,15 +13,15 @@ from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
 from detent.recipe.recipe import LAYERS
+from detent.search import unrefined
 from detent.search.mixed_precision import Layers, OtherFormats, search_layers, signal_power
-from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 from tests.models import run
 
 INT8, INT16 = IntegerFormat("int8"), IntegerFormat("int16")
 A8W8 = find_recipe("A8W8").replace(refinement=None)
 A16W16 = A8W8.replace(activations=INT16, weights=INT16)
-DEMO = make_job(MODEL, CALIBRATION, A16W16, preprocess=PREPROCESS)
+DEMO = make_job(MODEL, CALIBRATION, A16W16, preprocess=PREPROCESS, limit=8)
 ALL = Layers(op_types=LAYERS)
 
 
@@ -72,5 +72,5 @@ def test_what_cannot_be_searched(samples):
         with pytest.raises(UsageError, match="'frist' matches no layer of the prepared model. Did you mean 'first'"):
             search_layers(job, OtherFormats(weights=INT16), layers, lambda _: 1.0)
     floats = Job(tiny_model(), None, find_recipe("BF16"), samples)
-    with pytest.raises(UsageError, match="weights of recipe BF16 are none"):
+    with pytest.raises(UsageError, match="weights of recipe BF16 are not integers"):
         search_layers(floats, OtherFormats(weights=INT8), ALL, lambda _: 1.0)

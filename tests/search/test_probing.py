@@ -17,7 +17,7 @@ from detent.errors import UsageError
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
-from detent.search.probing import unrefined
+from detent.search import unrefined
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "8"]
@@ -110,8 +110,8 @@ def test_arrays_are_not_sent_to_an_executor(samples, workers):
 
 
 @pytest.mark.slow
-def test_two_processes_report_the_same(detent):
-    here, there = (detent("sensitivity", *DEMO, "--json", *more) for more in ([], ["--workers", "2"]))
+def test_two_processes_report_the_same(detent, tiny, folder):
+    here, there = (detent("sensitivity", tiny, "--calib", folder, "--json", *more) for more in ([], ["--workers", "2"]))
     assert (there.code, there.out) == (0, here.out)
 
 

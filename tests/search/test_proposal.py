@@ -8,8 +8,8 @@ from detent.plan.mixed import assign_formats
 from detent.recipe import Override
 from detent.recipe.file import find_recipe, to_toml
 from detent.results.searched import ErrorSource, LayerSensitivity, Sensitivity
-from detent.search.probing import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.search import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
+from detent.sensitivity_analysis import sensitivity
 from tests.models import SMALL_MODELS, XINT8, laid_out, planned
 from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 

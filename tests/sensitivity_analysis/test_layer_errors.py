@@ -8,7 +8,7 @@ import pytest
 from detent.errors import DataError, ModelError
 from detent.observe.samples import PendingSample
 from detent.results.searched import decibels
-from detent.sensitivity_analysis.layer_errors import FEWEST, evenly_spaced, sensitivity
+from detent.sensitivity_analysis import FEWEST, evenly_spaced, sensitivity
 from detent.sensitivity_analysis.variants import quantized_units
 from detent.tasks.parts import output_parts
 from tests.execute.test_probe import deep
@@ -89,7 +89,7 @@ def test_gains_are_measured_exactly_or_not_at_all():
 
 @pytest.mark.parametrize(("settled", "taken"), [(-1.0, 4), (1.1, 6)])
 def test_samples_are_added_until_two_halves_agree(monkeypatch, settled, taken):
-    monkeypatch.setattr("detent.sensitivity_analysis.layer_errors.SETTLED", settled)
+    monkeypatch.setattr("detent.sensitivity_analysis.SETTLED", settled)
     model, plan = planned(SMALL_MODELS["residual"]())
     assert sensitivity(model, plan, SAMPLES).samples == taken
 

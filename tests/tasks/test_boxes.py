@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 
-from detent.tasks.boxes import (
+from detent.tasks.detection import (
     Detections,
     Truths,
     match_detections,

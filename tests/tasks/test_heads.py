@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.tasks.heads import Head, anchors_of, recognise_head
+from detent.tasks.detection import Head, anchors_of, recognise_head
 
 IMAGE = (64, 96)
 CELLS = 8 * 12 + 4 * 6 + 2 * 3

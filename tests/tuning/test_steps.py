@@ -9,9 +9,9 @@ from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe import Override
 from detent.recipe.recipe import find_preset
-from detent.refinements import BiasCorrection, Rounding
-from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.refinements import QuickRounding, Rounding
+from detent.search import unrefined
+from detent.sensitivity_analysis import sensitivity
 from detent.tuning.steps import (
     Blame,
     exception_stages,
@@ -36,20 +36,20 @@ BY_NAME = {ingredient.name: ingredient for ingredient in ingredients(BARE)}
 
 def test_what_is_not_to_blame_is_left_alone():
     names = [each.name for each in worth_trying(BARE, Blame(weights=0.01, activations=0.99))]
-    assert names == ["bias correction", "equalization", "MinMSE", "range search"]
+    assert names == ["quick rounding", "equalization", "MinMSE", "range search"]
     names = [each.name for each in worth_trying(BARE, Blame(weights=0.99, activations=0.01))]
-    assert names == ["bias correction", "equalization", "rounding", "AdaRound", "AdaQuant"]
+    assert names == ["quick rounding", "equalization", "rounding", "AdaRound", "AdaQuant"]
 
 
 def test_what_makes_most_of_the_error_comes_first_and_what_is_slow_last():
     names = [each.name for each in worth_trying(BARE, Blame(weights=0.6, activations=0.4))]
-    assert names == ["bias correction", "equalization", "rounding", "MinMSE", "range search", "AdaRound", "AdaQuant"]
+    assert names == ["quick rounding", "equalization", "rounding", "MinMSE", "range search", "AdaRound", "AdaQuant"]
 
 
 def test_each_rung_adds_one_thing():
     bare = BARE
-    corrected = BY_NAME["bias correction"].added_to(bare).recipe
-    assert corrected == bare.replace(refinement=BiasCorrection())
+    corrected = BY_NAME["quick rounding"].added_to(bare).recipe
+    assert corrected == bare.replace(refinement=QuickRounding())
     equalized = BY_NAME["equalization"].added_to(corrected).recipe
     assert equalized == corrected.replace(equalize=True)
     assert BY_NAME["rounding"].added_to(equalized).recipe == equalized.replace(refinement=Rounding())
@@ -102,4 +102,4 @@ def test_what_the_recipe_chose_itself_is_what_is_tried():
     own = {ingredient.name: ingredient for ingredient in ingredients(base)}
     assert own["no equalization"].added_to(base).recipe == base.replace(equalize=False)
     assert own["rounding"].added_to(bare(base)).recipe.refinement == Rounding(rows=7)
-    assert own["bias correction"].added_to(base).recipe.refinement == BiasCorrection()
+    assert own["quick rounding"].added_to(base).recipe.refinement == QuickRounding()

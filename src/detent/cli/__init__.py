@@ -16,8 +16,20 @@ import typer
 
 from detent import __version__
 from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
-from detent.cli.inspecting import check, convert, deploy, inspect, split, stats
-from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
+from detent.cli.measuring import (
+    check,
+    compare,
+    convert,
+    deploy,
+    dump,
+    emulate,
+    evaluate,
+    infer,
+    inspect,
+    sensitivity,
+    split,
+    stats,
+)
 from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, ModelError, OutputError

@@ -190,7 +190,6 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return the console for progress and errors."""
     return _console(sys.stderr)
 
 
@@ -226,7 +225,6 @@ class PrintOptions:
             self.print(document_of(result), *beside)
 
     def print(self, document: Document, *beside: Path | None) -> None:
-        """Print a document."""
         from detent.report.terminal import print_document
 
         print_document(document, stdout(), verbose=self.verbose, beside=[file for file in beside if file is not None])

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
 from detent.evaluation.dataset import open_dataset

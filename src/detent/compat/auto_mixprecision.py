@@ -46,8 +46,8 @@ from detent.pipeline.job import Job
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import LAYERS
 from detent.results.searched import decibels
+from detent.search import SAMPLES
 from detent.search.mixed_precision import Layers, OtherFormats, search_layers
-from detent.search.probing import SAMPLES
 
 Feeds = Mapping[str, Any]
 Make = Callable[[Recipe], ModelLike]

@@ -44,7 +44,7 @@ from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
-from detent.refinements import BiasCorrection
+from detent.refinements import BiasCorrection, QuickRounding
 
 _FORMATS: dict[Any, OutputFormat] = {
     enums.QuantFormat.QDQ: "qdq",
@@ -144,14 +144,16 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     Numbers in blocks are rounded between a layer and its activation function as well, and small floats are written in
     Quark's own operators.
     """
-    corrects = recipe.refinement == BiasCorrection() and not options.get("BiasCorrection")
+    refinement = recipe.refinement
+    if refinement is not None and not refinement.learns_weights:  # that of Detent's own recipes
+        refinement = BiasCorrection() if options.get("BiasCorrection") else None
     blocks = recipe.activations is not None and recipe.activations.in_blocks
     cast = recipe.format == "cast" and not options.get("BF16QDQToCast")
     return recipe.replace(
         format="extended-qdq" if cast else recipe.format,
         equalize=None if recipe.equalize is None else equalized(Request(recipe), through_pools=False).recipe.equalize,
         weight_pairs=recipe.weight_pairs or cast,
-        refinement=None if corrects else recipe.refinement,
+        refinement=refinement,
         clip_outputs=True,
         fuse=() if blocks else recipe.fuse,
     )
@@ -205,7 +207,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         format=written,
         dynamic=dynamic,
         equalize=equalization_of(config.include_cle and integers and not dynamic),
-        refinement=None if dynamic else BiasCorrection(),
+        refinement=None if dynamic else QuickRounding() if is_integer(weights) else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
         products_of_activations=not (config.enable_npu_transformer or dynamic),

@@ -98,7 +98,6 @@ class Conversion:
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 

@@ -79,11 +79,9 @@ class Split:
     between: tuple[BetweenTensor, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 

@@ -138,5 +138,4 @@ def readers_of(value: ir.Value) -> list[str]:
 
 
 def casts_to(node: ir.Node, target: ir.DataType) -> bool:
-    """Return whether a node is a Cast to a type."""
     return is_standard(node, "Cast") and node.attributes.get_int("to", 0) == target

@@ -88,7 +88,6 @@ class CheckedNetwork:
 
     @cached_property
     def activation_types(self) -> frozenset[str]:
-        """Return the types that activations are stored in."""
         return frozenset(
             codes.dtype for node in self.nodes for role, _, codes in self.roles(node) if role == "activations"
         )
@@ -144,7 +143,6 @@ class CheckedNetwork:
 
 
 def is_neutral(node: ir.Node) -> bool:
-    """Return whether a node computes nothing."""
     return values.is_standard(node, *_NEUTRAL)
 
 

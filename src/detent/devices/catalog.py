@@ -189,7 +189,6 @@ def _of_generation(device: Device, generation: Generation) -> Device:
 
 
 def device_of(recipe: Recipe) -> Device:
-    """Return the device that a recipe's models are for."""
     shifted = instead_of_shifts(recipe.activations) is None
     return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 
@@ -225,11 +224,6 @@ def leavable_steps() -> list[str]:
     return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *rules]))
 
 
-def optional_steps() -> list[str]:
-    """Return the names that `also` may hold."""
-    return [*OPTIONAL, RotateResiduals.step(), *_device_steps()]
-
-
 def _device_steps() -> list[str]:
     """Return the rewrites that some device asks for."""
     return list(dict.fromkeys(step for device in DEVICES.values() for step in device.steps))
@@ -239,7 +233,7 @@ def check_steps(recipe: Recipe) -> None:
     """Raise UsageError if a recipe names an unknown step, or names one in `without` and in `also`."""
     for key, given, known in (
         ("without", recipe.without, leavable_steps()),
-        ("also", recipe.also, optional_steps()),
+        ("also", recipe.also, [*OPTIONAL, RotateResiduals.step(), *_device_steps()]),
     ):
         for name in given:
             if name not in known:

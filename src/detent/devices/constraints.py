@@ -99,7 +99,6 @@ class ShiftConstraints(Constraints):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the rules, in the order in which they are applied."""
         return tuple(dict.fromkeys(name for name, _, _ in self.rules))
 
     def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> Plan:

@@ -62,7 +62,6 @@ class EightBitGrid:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The type of the codes."""
         return ir.DataType.from_numpy(self.params.dtype)
 
     def equals(self, other: EightBitGrid) -> bool:
@@ -70,7 +69,6 @@ class EightBitGrid:
         return self.params.same_as(other.params) and self.axis == other.axis
 
     def encode(self, number: float) -> int:
-        """Return the code of one number."""
         return int(self.params.encode(number))
 
     def as_type(self, dtype: ir.DataType) -> EightBitGrid:
@@ -132,7 +130,6 @@ class QuantizedResult:
 
     @property
     def shape(self) -> ir.Shape | None:
-        """The shape, if it is known."""
         source = self.quantizers[0].inputs[0]
         return None if source is None else source.shape
 
@@ -152,7 +149,6 @@ class CodedNode:
         self._graph = graph
 
     def input(self, index: int) -> CodedInput:
-        """Return the codes of an input."""
         value = input_at(self.node, index)
         if value is None:
             raise DeclinedError(f"it has no input {index}")
@@ -160,7 +156,6 @@ class CodedNode:
 
     @property
     def result(self) -> QuantizedResult:
-        """The only result."""
         if len(self.results) != 1:
             raise DeclinedError("more than one of its outputs is used")
         return self.results[0]

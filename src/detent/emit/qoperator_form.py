@@ -66,7 +66,6 @@ CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "st
 
 
 def conv(coded: CodedNode) -> Operation:
-    """Write QLinearConv."""
     source, result = coded.like_result(0), coded.result.grid
     weight = _weight(coded, 0)
     unit = _unit(source.grid, weight.grid)

@@ -89,7 +89,6 @@ def _finest_reach(operands: Sequence[fixed.Fixed]) -> list[int]:
 
 
 def add(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Add and Sub."""
     operands = [builder.whole(value) for value in node.inputs]
     first, second = aligned(builder, operands, sum(_finest_reach(operands)))
     value = builder.node(node.op_type, [first.value, second.value])

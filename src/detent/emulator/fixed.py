@@ -102,7 +102,6 @@ class Constant:
 
     @property
     def reach(self) -> int:
-        """The largest magnitude."""
         return int(np.abs(self.integers).max(initial=0))
 
     def shifted(self, bits: int) -> npt.NDArray[np.int64]:
@@ -205,7 +204,6 @@ class ProgramBuilder:
         return self.nodes(node.op_type, inputs, len(node.outputs), dict(node.attributes.items()))
 
     def array(self, numbers: npt.NDArray[Any]) -> ir.Value:
-        """Add a constant to the program."""
         return add_initializer(self.model.graph, self._fresh("constant"), numbers)
 
     def scalar(self, number: float, wide: bool) -> ir.Value:
@@ -285,20 +283,16 @@ class Grid:
 
     @property
     def low(self) -> int:
-        """The least integer."""
         return int(np.iinfo(self.dtype).min) - self.zero_point
 
     @property
     def high(self) -> int:
-        """The largest integer."""
         return int(np.iinfo(self.dtype).max) - self.zero_point
 
     def codes(self, integers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the codes of integers that lie on the grid."""
         return (np.asarray(integers).astype(np.int64) + self.zero_point).astype(self.dtype)
 
     def integers(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the integers of codes."""
         return codes.astype(np.int64) - self.zero_point
 
 
@@ -324,7 +318,9 @@ def check_form(model: ir.Model, where: str) -> None:
 
 def grid_of(node: ir.Node) -> Grid:
     """Return the grid of a QuantizeLinear or DequantizeLinear; raise ModelError if the device has no such numbers."""
-    tensor = _tensor_name(node)
+    read = dequantized(node)
+    source = node.inputs[0] if read is None else read.tensor
+    tensor = str(source.name if source is not None else node.name)
     params = params_of(node)
     if params is None:
         raise ModelError(f"Tensor '{tensor}' has a scale or zero point that is computed while the model runs. {ADVICE}")
@@ -345,10 +341,3 @@ def grid_of(node: ir.Node) -> Grid:
             f"its operands are symmetric around zero. {ADVICE}"
         )
     return Grid(position, dtype, zero_point)
-
-
-def _tensor_name(node: ir.Node) -> str:
-    """Return the name of the tensor that the codes stand for, as a user knows it."""
-    read = dequantized(node)
-    source = node.inputs[0] if read is None else read.tensor
-    return str(source.name if source is not None else node.name)

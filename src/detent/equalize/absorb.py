@@ -21,7 +21,8 @@ import onnx_ir as ir
 
 from detent.equalizations.channel_problem import CEILING_ROOM, FIXED, ChannelMoments, Floats
 from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_channels
-from detent.equalize.equalize import observe_channels, replace_constant
+from detent.equalize.equalize import replace_constant
+from detent.equalize.moments import observe_channels
 from detent.errors import UsageError
 from detent.observe.samples import PendingSample
 

@@ -7,7 +7,6 @@ channels (see `equalizations.channel_problem`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,10 +24,9 @@ from detent.equalizations.channel_problem import (
     pad,
 )
 from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_channels
+from detent.equalize.moments import Answers, observe_channels
 from detent.errors import UsageError
-from detent.graph.session import Runner, usable_cores
 from detent.graph.values import Names, add_initializer, set_input
-from detent.numerics.compiled import compiled, compiled_sums
 from detent.observe.samples import PendingSample
 
 
@@ -159,107 +157,3 @@ def replace_constant(node: ir.Node, index: int, array: npt.NDArray[np.floating])
     value = node.inputs[index]
     assert value is not None, f"'{node.name}' has no input {index}"
     value.const_value = ir.tensor(np.ascontiguousarray(array, np.float32), name=value.name)
-
-
-Answers = dict[int, dict[str, npt.NDArray[np.float32]]]
-"""A model's outputs by the index of the sample."""
-
-ANSWERS, ANSWER_BYTES = 32, 1 << 20
-"""How many samples' outputs are kept, and of how many bytes each at most."""
-
-
-def observe_channels(
-    model: ir.Model,
-    names: Sequence[str],
-    samples: Sequence[PendingSample],
-    threads: int = 0,
-    *,
-    last: bool = False,
-    answers: Answers | None = None,
-) -> dict[str, ChannelMoments]:
-    """Run `samples` and describe the channels of the named values. Those of fewer than two axes are left out.
-
-    Channels lie along axis 1; with `last` along the last one. `answers` takes the outputs of the first samples, which
-    are computed anyway, unless they are large.
-    """
-    inputs = {str(value.name) for value in model.graph.inputs}
-    outputs = [] if answers is None else [str(value.name) for value in model.graph.outputs]
-    fetched = [name for name in names if name not in inputs]
-    runner = Runner(model, list(dict.fromkeys([*fetched, *outputs])))
-    kept = {pending.index for pending in samples[:ANSWERS]} if outputs else set()
-
-    def run(pending: PendingSample) -> dict[str, Floats]:
-        sample = pending.load()
-        wanted = runner.outputs if pending.index in kept else fetched
-        arrays = dict(zip(wanted, runner(sample.feeds, sample.origin, wanted), strict=True)) if wanted else {}
-        if answers is not None and pending.index in kept:
-            # Copies: an array of onnxruntime's keeps all memory of its session.
-            answer = {name: arrays[name].copy() for name in outputs}
-            if sum(array.nbytes for array in answer.values()) <= ANSWER_BYTES:
-                answers[pending.index] = answer
-        arrays |= {name: sample.feeds[name] for name in names if name in inputs}
-        found = {name: arrays[name] for name in names if arrays[name].ndim > 1 and arrays[name].size}
-        return {name: _sums(array.reshape(-1, array.shape[-1]) if last else array) for name, array in found.items()}
-
-    totals: dict[str, Floats] = {}
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        # In the order of the samples: floating-point sums must not depend on who was first.
-        for sums in pool.map(run, samples):
-            for name, more in sums.items():
-                if name in totals:
-                    _join(totals[name], more)
-                else:
-                    totals[name] = more
-    return {name: _moments(sums) for name, sums in totals.items()}
-
-
-def _sums(array: npt.NDArray[np.float32]) -> Floats:
-    """Return rows of least, greatest, sum, sum of squares and number of values; a column for each channel."""
-    values = np.ascontiguousarray(array, np.float32).reshape(array.shape[0], array.shape[1], -1)
-    sums = np.zeros((5, array.shape[1]))
-    sums[0], sums[1] = np.inf, -np.inf
-    _add_up(values, values.view(np.int32), sums)
-    if values.size:
-        extremes = sums[:2].astype(np.int32)
-        sums[:2] = (extremes ^ ((extremes >> 31) & 0x7FFFFFFF)).view(np.float32)
-    return sums
-
-
-@compiled_sums
-def _add_up(values: npt.NDArray[np.float32], keys: npt.NDArray[np.int32], sums: npt.NDArray[np.float64]) -> None:
-    """Add to the rows of `sums`. `keys` are the bits of the values; the extremes stay keys, see `_key`."""
-    for n in range(values.shape[0]):
-        for channel in range(values.shape[1]):
-            total, squares = 0.0, 0.0
-            for i in range(values.shape[2]):
-                value = np.float64(values[n, channel, i])
-                total += value
-                squares += value * value
-            low, high = np.int32(2147483647), np.int32(-2147483648)
-            for i in range(values.shape[2]):
-                key = _key(keys[n, channel, i])
-                low, high = min(low, key), max(high, key)
-            sums[0, channel] = min(sums[0, channel], np.float64(low))
-            sums[1, channel] = max(sums[1, channel], np.float64(high))
-            sums[2, channel] += total
-            sums[3, channel] += squares
-            sums[4, channel] += values.shape[2]
-
-
-@compiled
-def _key(bits: np.int32) -> np.int32:
-    """Return an integer that orders floats as they are: a processor compares eight integers at once, but not floats,
-    because of NaN. It is its own inverse.
-    """
-    return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
-
-
-def _join(totals: Floats, more: Floats) -> None:
-    """Add the sums of another sample to the totals, in place."""
-    np.minimum(totals[0], more[0], out=totals[0])
-    np.maximum(totals[1], more[1], out=totals[1])
-    totals[2:] += more[2:]
-
-
-def _moments(sums: Floats) -> ChannelMoments:
-    return ChannelMoments(sums[0], sums[1], sums[2] / sums[4], sums[3] / sums[4])

@@ -33,7 +33,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.equalizations.channel_problem import ChannelMoments, Floats
-from detent.equalize.equalize import observe_channels
+from detent.equalize.moments import observe_channels
 from detent.errors import UsageError
 from detent.graph import values
 from detent.observe.samples import PendingSample

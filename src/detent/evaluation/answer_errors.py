@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import Purpose, class_scores, compare_answers, head_of, probabilities
-from detent.tasks.boxes import overlaps_in_pairs
+from detent.tasks.detection import overlaps_in_pairs
 from detent.tasks.parts import OutputPart
 from detent.tasks.task import Task
 
@@ -49,7 +49,6 @@ _PART = "part of "  # how names of parts begin, which stand for answers where th
 def error_sums(
     purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, found: Outputs, samples: int
 ) -> Sums:
-    """Return the sums of one inference of `samples` samples."""
     try:
         with np.errstate(all="ignore"):  # what is not finite ends as an infinite error
             sums = _BY_TASK[purpose.task](purpose, expected, found, samples) if purpose.task in _BY_TASK else {}

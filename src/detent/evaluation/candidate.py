@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.convert.splitting import Pipeline, continues
-from detent.emulator.emulator import Emulator
+from detent.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner

@@ -68,7 +68,7 @@ def question_data(
     of them. `guessed`: nobody said how images are normalised.
     """
     rows = _rows(samples, LOOKED_AT // 2)
-    name = _main_input(rows)
+    name = max(rows[0], key=lambda name: rows[0][name].size, default=None) if rows else None
     if name is None:
         return []
     found = _of_values([row[name] for row in rows])
@@ -111,11 +111,6 @@ def _rows(samples: Sequence[Feeds], count: int) -> list[dict[str, Array]]:
         if len(found) >= count:
             break
     return found[:count]
-
-
-def _main_input(rows: Sequence[Feeds]) -> str | None:
-    """Return the input that samples are told apart by: the largest."""
-    return max(rows[0], key=lambda name: rows[0][name].size, default=None) if rows else None
 
 
 def _channel_axis(array: Array) -> int | None:

@@ -23,23 +23,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
-from detent.graph.values import all_finite, is_standard
+from detent.graph.values import all_finite, constant, input_at, is_standard
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.compiled import compiled, compiled_sums
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
+from detent.qdq.families import is_native_dequantize
 from detent.results.tensors import Closeness, Fidelity, PartCloseness
 from detent.results.verdict import UNSURE_SCORE
 from detent.tasks.parts import OutputPart, parts_by_size
@@ -232,6 +235,8 @@ def _decibels(signal: float, noise: float) -> float:
 
 STAGE = "measure"
 
+Answering = Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]]  # the outputs of a model
+
 # Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst.
 DETAILED_SAMPLES = 4
 
@@ -259,7 +264,6 @@ class PartSums:
         return PartSums(self.sums + more.sums, spans)
 
     def closeness_of(self, part: OutputPart) -> PartCloseness:
-        """Return the figures of a part."""
         low, high, other_low, other_high = self.spans
         constant = other_low == other_high and low != high
         peak = max(abs(low), abs(high))
@@ -284,7 +288,8 @@ def measure_fidelity(
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
     *,
-    original: Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    original: Answering | None = None,
+    quantized: Answering | None = None,
     emulate: DeviceRounding | None = None,
     purpose: Purpose | None = None,
     parts: Mapping[str, Sequence[OutputPart]] | None = None,
@@ -295,55 +300,123 @@ def measure_fidelity(
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
-    of the model before its channels were rescaled. With `emulate` the quantized model is computed in integers, with
-    that rounding. `purpose` says how to read answers (by default by the first output), `parts` what outputs are of.
+    of the model before its channels were rescaled; and `quantized` those of the quantized model. With `emulate` that is
+    computed in integers, with that rounding. `purpose` says how to read answers (by default by the first output),
+    `parts` what outputs are of.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
-    renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
-    quantized = _open(quantized_model, list(renamed.values()), emulate)
     purpose = purpose or _purpose_by_shape(quantized_model.graph.outputs[0])
+    renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
+    coded = _codes_of(quantized_model, renamed) if emulate is None else {}
+    renamed |= {name: codes.name for name, codes in coded.items()}
+    tapped = _open(quantized_model, list(renamed.values()), emulate)
     divided = dict(parts or {})
+    if samples:
+        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided  # those of the graph are certain
+    compare = _Comparison(quantized_model, purpose, outputs, divided, coded)
+    one_at_a_time = Lock()  # all values of two models at once are the most memory that is ever used
 
-    def compare(work: tuple[PendingSample, Sequence[str]]) -> _Looked:
-        pending, names = work
-        sample = pending.load()
-        expected = _expected(reference, sample, {} if original is None else original(pending), names)
-        found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
-        pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
-        floats = _float_pairs(pairs, quantized_model, sample.origin)
-        before, after = _answers(purpose, set(outputs), names, expected, found)
+    def look(work: tuple[int, PendingSample]) -> _Looked:
+        at, pending = work
+        known = {} if original is None else original(pending)
+        if at >= DETAILED_SAMPLES and quantized is not None:
+            return compare(pending, _expected(reference, pending, known, outputs), quantized(pending))
+        names = reference.outputs if at < DETAILED_SAMPLES else outputs
+        with one_at_a_time if at < DETAILED_SAMPLES else nullcontext():
+            sample = pending.load()
+            found = tapped(sample.feeds, sample.origin, [renamed[name] for name in names])
+            return compare(pending, _expected(reference, pending, known, names), dict(zip(names, found, strict=True)))
+
+    progress(STAGE, 0, len(samples))
+    looked: dict[int, _Looked] = {}
+    for done, ((at, _), each) in enumerate(map_in_order(look, _interleaved(list(enumerate(samples))), threads), 1):
+        looked[at] = each
+        progress(STAGE, done, len(samples))
+    # In the order of the samples: floating-point sums must not depend on timing.
+    return _fidelity([looked[at] for at in range(len(samples))], outputs, list(sites), purpose, emulate)
+
+
+def _interleaved(works: Sequence[tuple[int, PendingSample]]) -> list[tuple[int, PendingSample]]:
+    """Return the samples with others between those that have to wait for each other."""
+    detailed, others = works[:DETAILED_SAMPLES], works[DETAILED_SAMPLES:]
+    mixed = [each for pair in zip(detailed, others, strict=False) for each in pair]
+    return [*mixed, *detailed[len(others) :], *others[len(detailed) :]]
+
+
+_CODE_TYPES = (np.int8, np.uint8, np.int16, np.uint16)
+
+
+class _Codes(NamedTuple):
+    """The codes that a value is computed from, which take a quarter of its memory."""
+
+    name: str
+    scale: np.float32
+    zero_point: np.float32
+
+    def decode(self, codes: npt.NDArray[Any]) -> Floats:
+        """Return the value."""
+        return np.asarray((codes.astype(np.float32) - self.zero_point) * self.scale)
+
+
+def _codes_of(model: ir.Model, renamed: Mapping[str, str]) -> dict[str, _Codes]:
+    """Return the codes of those values that are dequantized with one scale, by the first of their two names."""
+    makers = {str(node.outputs[0].name): node for node in model.graph if is_native_dequantize(node)}
+    found = {}
+    for name, rounded in renamed.items():
+        node = makers.get(rounded)
+        scale, zero = (None, None) if node is None else (constant(input_at(node, 1)), constant(input_at(node, 2)))
+        if node is None or scale is None or zero is None or scale.size > 1 or scale.dtype != np.float32:
+            continue
+        codes = node.inputs[0]
+        if codes is not None and codes.producer() is not None and zero.dtype in _CODE_TYPES and name != rounded:
+            found[name] = _Codes(str(codes.name), np.float32(scale.reshape(())), np.float32(zero.reshape(())))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """Compares what two models make of a sample."""
+
+    quantized_model: ir.Model
+    purpose: Purpose
+    outputs: Sequence[str]
+    parts: Mapping[str, Sequence[OutputPart]]
+    coded: Mapping[str, _Codes]  # by the names in the float model
+
+    def __call__(
+        self, pending: PendingSample, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
+    ) -> _Looked:
+        """Return the sums of each value and part, and the answers."""
+        pairs = {name: (x, found[name]) for name, x in expected.items() if x.shape == found[name].shape}
+        floats = _float_pairs(pairs, self.quantized_model, pending.origin)
+        before, after = _answers(self.purpose, set(self.outputs), expected, found)
         return _Looked(
-            {name: NoiseSums.of(x, y) for name, (x, y) in floats.items()},
-            [name for name in names if name not in pairs],
+            {
+                name: NoiseSums.of(x, self.coded[name].decode(y) if y.dtype.kind in "iu" else y)
+                for name, (x, y) in floats.items()
+            },
+            [name for name in expected if name not in pairs],
             {
                 (name, part): PartSums.of(part.of(x), part.of(y))
                 for name, (x, y) in floats.items()
-                if name in outputs and x.size
-                for part in divided.get(name, ())
+                if name in self.outputs and x.size
+                for part in self.parts.get(name, ())
             },
-            compare_answers(purpose, before, after, pending.size),
+            compare_answers(self.purpose, before, after, pending.size),
             pending.size,
         )
 
-    if samples:
-        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided  # those of the graph are certain
-    progress(STAGE, 0, len(samples))
-    works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
-    looked = []
-    # In the order of the samples: floating-point sums must not depend on timing.
-    for done, (_, each) in enumerate(map_in_order(compare, works, threads), 1):
-        looked.append(each)
-        progress(STAGE, done, len(samples))
-    return _fidelity(looked, outputs, list(sites), purpose, emulate)
-
 
 def _expected(
-    reference: Runner, sample: Sample, known: Mapping[str, npt.NDArray[Any]], names: Sequence[str]
-) -> list[npt.NDArray[Any]]:
+    reference: Runner, pending: PendingSample, known: Mapping[str, npt.NDArray[Any]], names: Sequence[str]
+) -> dict[str, npt.NDArray[Any]]:
     """Return the values of the float model; those that are not known are computed."""
     asked = [name for name in names if name not in known]
-    computed = dict(zip(asked, reference(sample.feeds, sample.origin, asked), strict=True)) if asked else {}
-    return [known[name] if name in known else computed[name] for name in names]
+    computed: dict[str, npt.NDArray[Any]] = {}
+    if asked:
+        sample = pending.load()
+        computed = dict(zip(asked, reference(sample.feeds, sample.origin, asked), strict=True))
+    return {name: known[name] if name in known else computed[name] for name in names}
 
 
 def _float_pairs(
@@ -423,17 +496,18 @@ def _fidelity(
 
 
 def _is_unsure(sums: NoiseSums, purpose: Purpose) -> bool:
-    """Tell whether float itself finds nothing in a map of scores: what is left of it then is no matter."""
+    """Tell whether float itself finds nothing in a map of scores: then quantization has nothing to lose there."""
     return purpose.task in (Task.DETECT, Task.SEGMENT) and sums.peak < UNSURE_SCORE
 
 
 def _answers(
-    purpose: Purpose, outputs: Set[str], names: Sequence[str], *models: Sequence[npt.NDArray[Any]]
+    purpose: Purpose, outputs: Set[str], *models: Mapping[str, npt.NDArray[Any]]
 ) -> list[dict[str, npt.NDArray[Any]]]:
     """Return the outputs of each model by name. Lists of detections may differ in length, other outputs may not."""
-    alike = [name for name, x, y in zip(names, *models, strict=True) if x.shape == y.shape]
-    kept = outputs & set(names if purpose.task is Task.DETECT else alike)
-    return [{name: array for name, array in zip(names, arrays, strict=True) if name in kept} for arrays in models]
+    one, other = models
+    alike = [name for name in one if one[name].shape == other[name].shape]
+    kept = outputs & set(one if purpose.task is Task.DETECT else alike)
+    return [{name: values[name] for name in one if name in kept} for values in models]
 
 
 def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | None) -> Runner | EmulatedValues:

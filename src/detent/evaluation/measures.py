@@ -97,7 +97,6 @@ class AccuracyMeasure:
         self._checked_classes: int | None = None
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AnswerRecord:
-        """Return the answers and the ranks of the labels."""
         scores = class_scores(outputs, len(batch.names))
         if scores is None:
             shapes = ", ".join(f"'{name}' {list(array.shape)}" for name, array in outputs.items())
@@ -113,7 +112,6 @@ class AccuracyMeasure:
         return AnswerRecord(classes, batch.labels, top_answers(scores), ranks_of(scores, batch.labels))
 
     def scores(self, records: Iterable[tuple[Batch, AnswerRecord]]) -> Answers:
-        """Join the records."""
         names, found = by_sample((batch, [record]) for batch, record in records)
         labels, answers, ranks = (np.concatenate(column) for column in zip(*(each[1:] for each in found), strict=True))
         return Answers(names, labels, answers, ranks, found[-1].classes)
@@ -153,7 +151,6 @@ class CachedOutputs:
         self._lock = threading.Lock()
 
     def __call__(self, sample: Sample) -> dict[str, Array]:
-        """Return all outputs by name."""
         known = self._outputs.get(sample.index)
         if known is not None:
             return known

@@ -233,14 +233,13 @@ def _tokens(sample: LabelledSample) -> tuple[Array, Array]:
 
 
 def _scores(outputs: Outputs, tokens: Array) -> Array:
-    """Return a row of scores for each token."""
     named: Mapping[str, Any] = outputs if isinstance(outputs, Mapping) else {"": outputs}
     fitting = [array[0] for array in named.values() if array.ndim == 3 and array.shape[:2] == (1, len(tokens))]
     if not fitting:
         raise ModelError("Perplexity needs an output with a score for every word at every token.")
     scores: Array = fitting[0].astype(np.float64)
     if tokens.min() < 0 or tokens.max() >= scores.shape[1]:
-        raise DataError(f"Token {int(tokens.max())} is none of the model's {scores.shape[1]}.")
+        raise DataError(f"Token {int(tokens.max())} is not one of the model's {scores.shape[1]}.")
     return scores
 
 

@@ -37,6 +37,10 @@ STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
 # The evidence below which a rival is ruled out, and at which it is believed; another order of channels costs less.
 POSSIBLE, CERTAIN, CERTAIN_OF_ORDER = -0.3, 3.3, 4.5
 
+# The evidence that the most likely rival needs to get more samples. The first step is lenient, since a true rival may
+# lag behind on six samples; after that it has to be on its way: evidence grows as the root of their number.
+LEADS = (POSSIBLE, 0.5, 1.0)
+
 LEAST_GAIN = 0.03
 BOTH = 0.8
 BETTER_BY, BETTER_TIMES = 0.5, 1.5
@@ -215,7 +219,6 @@ class Rivals:
 
     @cached_property
     def now(self) -> NormalisationTrial:
-        """What was given."""
         trial = NormalisationTrial(self.given, self.given, self.samples)
         trial.take(self.answers)
         return trial
@@ -303,12 +306,9 @@ class Rivals:
         rivals = [*self.others, *swapped]
         best = max(rivals, key=lambda each: self.evidence(each, STEPS[0]))
         certain = CERTAIN_OF_ORDER if best in swapped else CERTAIN
-        least = POSSIBLE
-        for before, count in itertools.pairwise(STEPS):
+        for (before, count), least in zip(itertools.pairwise(STEPS), LEADS, strict=True):
             if self.evidence(best, before) < least or self.samples.count < count:
                 return None
-            # The first step is lenient, since a true rival may lag behind on six samples; after that it has to lead.
-            least = 0.0
             gain = float((best.sharpness(count) - self.now.sharpness(count)).mean())
             if gain >= LEAST_GAIN and self.evidence(best, count) >= certain:
                 named = best if best in swapped else max(self.others, key=lambda each: each.sharpness(count).mean())

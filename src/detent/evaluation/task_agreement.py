@@ -28,8 +28,7 @@ import numpy.typing as npt
 
 from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
 from detent.results.tensors import TaskAgreement
-from detent.tasks.boxes import Detections, match_detections, overlaps
-from detent.tasks.heads import Head, recognise_head
+from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
 from detent.tasks.task import Task, channels_and_sides
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
@@ -319,7 +318,6 @@ def _vector_output(outputs: Outputs, samples: int) -> str:
 
 
 def vectors_of(outputs: Outputs) -> Floats:
-    """Return the vector of one sample."""
     return np.asarray(_vectors(outputs[_vector_output(outputs, 1)], 1)[0])
 
 

@@ -35,8 +35,16 @@ from detent.observe.preprocess import DeclaredImages
 from detent.observe.samples import Array, Sample
 from detent.results.paired import Floats
 from detent.results.task_scores import TaskFigure, TaskScores
-from detent.tasks.boxes import RECALLS, THRESHOLDS, Detections, Matches, match_truths, mean_average_precision
-from detent.tasks.heads import Head, recognise_head
+from detent.tasks.detection import (
+    RECALLS,
+    THRESHOLDS,
+    Detections,
+    Head,
+    Matches,
+    match_truths,
+    mean_average_precision,
+    recognise_head,
+)
 from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels
 from detent.tasks.task import Task, shapes_text
 

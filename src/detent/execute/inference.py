@@ -125,7 +125,7 @@ def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """
     filled = out.is_dir() and any(out.iterdir())
     if (out.exists() and not out.is_dir()) or (filled and not overwrite):
-        raise OutputError(f"{out} exists and is not an empty folder. Give another --out, or empty it.")
+        raise OutputError(f"{out} exists and is not an empty folder. Name another one, or empty it.")
     with output_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(out) as scratch:

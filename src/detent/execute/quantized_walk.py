@@ -24,6 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import DataError
+from detent.execute.code_tables import CodeTable, KnownFunctions, are_elementwise, every_code
 from detent.graph.save import serialize
 from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, segment_options, usable_cores
 from detent.graph.values import captured_values, constant, is_constant, read_values
@@ -158,13 +159,15 @@ class ParameterSearch(Protocol):
 class Frontier:
     """Values by name, each with an entry for every sample. A value that is quantized to integers is held as its codes.
 
-    One that is quantized to another format is held rounded to it, and anything else as it is.
+    One that is a function of another's codes is looked up in these, one that is quantized to another format is held
+    rounded to it, and anything else as it is.
     """
 
     def __init__(self, plan: Plan, samples: int) -> None:
         self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
         self._params: dict[str, QuantParams] = {}  # of the values that are held as codes
         self._held: dict[str, list[Any]] = {}
+        self._tables: dict[str, CodeTable] = {}  # of the values that are looked up
         self.samples = samples
 
     def put(self, name: str, sample: int, result: Any, plan: Plan) -> None:
@@ -180,32 +183,69 @@ class Frontier:
         else:
             entries[sample] = params.snap(result)
 
+    def put_table(self, name: str, root: Sequence[Any], numbers: Array, plan: Plan) -> None:
+        """Hold a value by the number that it is for each code of its root, encoded as planned."""
+        params = plan.of(name)
+        assert holds_integers(params), f"'{name}' has codes"
+        self._params[name] = params
+        self._tables[name] = CodeTable(root, encode_activation(numbers, params, plan.layout.ties_of(name)))
+
+    def functions_of_one(self, names: Sequence[str]) -> tuple[Sequence[Any], dict[str, Array]] | None:
+        """Return the codes of the one value that all these are functions of, and their numbers for each such code.
+
+        None if there is none, or if its codes have more than a byte.
+        """
+        tables = [self._tables.get(name) or self._root(name) for name in names]
+        known = [table for table in tables if table is not None]
+        if not known or len(known) < len(names) or any(table.root is not known[0].root for table in known):
+            return None
+        numbers = {
+            name: decode_activation(table.codes, self._params[name]) for name, table in zip(names, known, strict=True)
+        }
+        return known[0].root, numbers
+
+    def _root(self, name: str) -> CodeTable | None:
+        """Return a value of its own as a function of itself; None if it has no codes of one byte."""
+        entries, params = self._held[name], self._params.get(name)
+        if params is None or any(entry.dtype.itemsize > 1 for entry in entries):
+            return None
+        return CodeTable(entries, every_code(entries[0].dtype))
+
+    def shape(self, name: str, sample: int) -> tuple[int, ...]:
+        """Return the shape of a value."""
+        table = self._tables.get(name)
+        return tuple((self._held[name] if table is None else table.root)[sample].shape)
+
     def get(self, name: str, sample: int) -> Any:
         """Return what a node reads."""
-        entry, params = self._held[name][sample], self._params.get(name)
+        table, params = self._tables.get(name), self._params.get(name)
+        if table is not None and params is not None:
+            return table.decode(sample, params)
+        entry = self._held[name][sample]
         return entry if params is None else decode_activation(entry, params)
 
     def stored(self, name: str, sample: int) -> tuple[Array, float, float]:
         """Return the codes, their scale and zero point; 1 and 0 for a value that has no codes."""
-        entry, params = self._held[name][sample], self._params.get(name)
+        table, params = self._tables.get(name), self._params.get(name)
+        entry = self._held[name][sample] if table is None else table.look_up(sample)
         return (entry, 1.0, 0.0) if params is None else (entry, float(params.scale), float(params.zero_point))
 
     @property
     def names(self) -> list[str]:
         """The values that are held."""
-        return list(self._held)
+        return [*self._held, *self._tables]
 
     @property
     def nbytes(self) -> int:
-        """The memory of all values that are arrays."""
-        return sum(
-            entry.nbytes for entries in self._held.values() for entry in entries if isinstance(entry, np.ndarray)
-        )
+        """The memory of all values that are arrays, and of those that others are looked up by."""
+        held = [*self._held.values(), *(table.root for table in self._tables.values())]
+        arrays = {id(entry): entry for entries in held for entry in entries if isinstance(entry, np.ndarray)}
+        return sum(array.nbytes for array in arrays.values())
 
     def drop(self, name: str) -> None:
         """Forget a value that no later node reads."""
-        self._held.pop(name, None)
-        self._params.pop(name, None)
+        for known in (self._held, self._tables, self._params):
+            known.pop(name, None)
 
 
 class QuantizedWalk:
@@ -220,6 +260,7 @@ class QuantizedWalk:
         self.pool = ThreadPoolExecutor(self._threads)  # its threads end when the walk is no longer used
         self.frontier = Frontier(plan, len(origins))
         self.origins = origins
+        self._functions = KnownFunctions()
         kept = {*watched, *(site.value for site in plan.layout.of_role(Role.ACTIVATION))}
         # A layer is refined on its inputs, so these are at hand even if they have no codes (weights alone have).
         layers = (node for node in model.graph if node.op_type in PRODUCTS and plan.layout.quantizes(node))
@@ -251,7 +292,7 @@ class QuantizedWalk:
             for node in segment.nodes:
                 visit(node)
             results = [value for value in segment.outputs if value.name in needed]
-            if results:
+            if results and not (search is None and self._look_up(segment, results)):
                 early: Sequence[Sequence[Any]] = ()
                 program = self._program(segment.nodes, results, [str(value.name) for value in segment.inputs])
                 if search is not None:
@@ -334,6 +375,26 @@ class QuantizedWalk:
                 self.frontier.put(str(value.name), sample, result, self.plan)
 
         self.map(step)
+
+    def _look_up(self, segment: Segment, results: Sequence[ir.Value]) -> bool:
+        """Hold results as tables, if they are functions of the codes of one value; return whether they are."""
+        names = [str(value.name) for value in segment.inputs]
+        coded = all(
+            str(value.name) in self.plan.layout.sites and holds_integers(self.plan.of(str(value.name)))
+            for value in results
+        )
+        found = self.frontier.functions_of_one(names) if coded and names else None
+        if found is None or not are_elementwise(segment.nodes, len(self.frontier.shape(names[0], 0))):
+            return False
+        root, numbers = found
+
+        def compute(feeds: Feeds) -> list[Any]:
+            return Program(self.model, segment.nodes, results, feeds, self.constant)(feeds, "all codes")
+
+        arrays = self._functions(segment.nodes, numbers, self.constant, results, compute)
+        for value, array in zip(results, arrays, strict=True):
+            self.frontier.put_table(str(value.name), root, array, self.plan)
+        return True
 
     def _program(
         self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], names: Sequence[str]

@@ -6,10 +6,13 @@ run products of their own.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from detent.graph.save import serialize
 from detent.graph.session import open_session, session_options
@@ -21,22 +24,23 @@ class RowProduct:
     """A matrix (groups, channels, inputs), ready to be multiplied with rows in any number of threads."""
 
     def __init__(self, matrix: Floats) -> None:
-        groups, self._channels, inputs = matrix.shape
         # One channel to a group is a depthwise convolution: hundreds of tiny products are slower than one loop.
-        self._weights = matrix if self._channels == 1 else None
-        if self._weights is not None:
-            return
-        turned = numpy_helper.from_array(np.ascontiguousarray(matrix.transpose(0, 2, 1)), "matrix")
-        given = helper.make_tensor_value_info("rows", TensorProto.FLOAT, [groups, None, inputs])
-        answer = helper.make_tensor_value_info("answers", TensorProto.FLOAT, None)
-        node = helper.make_node("MatMul", ["rows", "matrix"], ["answers"])
-        graph = helper.make_graph([node], "rows", [given], [answer], [turned])
-        proto = onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        self._session = open_session(serialize(proto), session_options())
+        self._depthwise = matrix.shape[1] == 1
+        self._matrix = matrix if self._depthwise else np.ascontiguousarray(matrix.transpose(0, 2, 1))
 
     def __call__(self, rows: Floats) -> Floats:
         """Return the products of rows (groups, rows, inputs) as (rows, groups * channels)."""
-        if self._weights is not None:
-            return np.asarray(np.einsum("gpk,gk->pg", rows, self._weights[:, 0]), np.float32)
-        (answers,) = self._session.run(None, {"rows": rows})
+        if self._depthwise:
+            return np.asarray(np.einsum("gpk,gk->pg", rows, self._matrix[:, 0]), np.float32)
+        (answers,) = _session().run(None, {"rows": rows, "matrix": self._matrix})
         return np.asarray(np.moveaxis(answers, 0, 1).reshape(rows.shape[1], -1), np.float32)
+
+
+@cache
+def _session() -> Any:
+    """Return a session that multiplies; one for all matrices, as making it takes longer than most products."""
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in ("rows", "matrix")]
+    answer = helper.make_tensor_value_info("answers", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("MatMul", ["rows", "matrix"], ["answers"])], "rows", given, [answer])
+    proto = onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return open_session(serialize(proto), session_options())

@@ -106,7 +106,6 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[Any]:
 
 
 def external_files(proto: onnx.ModelProto) -> set[str]:
-    """Return the locations of external data."""
     return {
         str(entry.value)
         for tensor in (*proto.graph.initializer, *_other_tensors(proto))
@@ -211,7 +210,10 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
     _spell_out(proto)
     proto.graph.name = proto.graph.name or "graph"
     _use_standard_domain(proto)
-    _import_domains(proto)
+    imported = {entry.domain for entry in proto.opset_import}
+    for domain in sorted(_domains(proto) - imported):
+        if domain in RUNTIME_DOMAINS:
+            proto.opset_import.append(onnx.helper.make_opsetid(domain, 3 if domain == "ai.onnx.ml" else 1))
     for graph in all_graphs(proto):
         for dim in _dimensions(graph):
             if dim.dim_value < 0:
@@ -286,10 +288,3 @@ def _use_standard_domain(proto: onnx.ModelProto) -> None:
         for node in graph.node:
             if node.domain == "ai.onnx":
                 node.domain = ""
-
-
-def _import_domains(proto: onnx.ModelProto) -> None:
-    imported = {entry.domain for entry in proto.opset_import}
-    for domain in sorted(_domains(proto) - imported):
-        if domain in RUNTIME_DOMAINS:
-            proto.opset_import.append(onnx.helper.make_opsetid(domain, 3 if domain == "ai.onnx.ml" else 1))

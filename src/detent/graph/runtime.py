@@ -1,17 +1,26 @@
-"""The installed onnxruntime, from whichever vendor.
+"""The installed onnxruntime, from whichever vendor, and the memory that its sessions compute in.
 
 Vendors ship builds of their own (vitisai, windowsml, gpu, openvino), which all import as `onnxruntime`. Installing the
 plain one over them would break them, so Detent does not depend on any: whichever is there serves. Rooms import
 `onnxruntime` from here, so that a missing, broken or old one is a message about what to install.
+
+All sessions compute in one arena, which can be given back. An arena of its own keeps the most that its session ever
+held, until the session ends, and grows by doubling. There are several sessions at a time and some take turns, so
+together they kept several times what any of them needs.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
+
+import numpy as np
+import onnx
 
 from detent.errors import UsageError
 
 OLDEST = (1, 20)
+GROWTH = 1 << 20  # bytes by which the arena grows at least; beyond that, by as many as are asked for
 INSTALL = (
     "Install one: `pip install onnxruntime`, or your vendor's build (onnxruntime-vitisai, onnxruntime-windowsml, "
     "onnxruntime-gpu ...), but not two of them into one environment"
@@ -38,3 +47,46 @@ def import_runtime() -> Any:
 
 
 onnxruntime = import_runtime()
+
+
+@cache
+def share_arena() -> bool:
+    """Let sessions take their memory from one arena; return whether they can, with "session.use_env_allocators".
+
+    They cannot if the process has given onnxruntime an allocator for all sessions already, which is not ours to use.
+    """
+    kind, where = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    as_requested = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": GROWTH}
+    grown = {"initial_growth_chunk_size_bytes": GROWTH, "max_dead_bytes_per_chunk": GROWTH}
+    try:
+        onnxruntime.create_and_register_allocator(
+            onnxruntime.OrtMemoryInfo("Cpu", kind, 0, where), onnxruntime.OrtArenaCfg({**as_requested, **grown})
+        )
+    except (RuntimeError, onnxruntime.capi.onnxruntime_pybind11_state.Fail):
+        return False
+    return True
+
+
+def shrink_arena() -> None:
+    """Give the parts of the arena that nobody uses back."""
+    if share_arena():
+        session, options, binding = _shrinking()
+        session.run_with_iobinding(binding, options)
+
+
+@cache
+def _shrinking() -> tuple[Any, Any, Any]:
+    """Return a session after whose run onnxruntime gives memory back; it computes in memory of its own."""
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "shrink", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)))
+    binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)))
+    run = onnxruntime.RunOptions()
+    run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return session, run, binding

@@ -85,7 +85,10 @@ def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
                 try:
                     _move(files, path, moved, keep=number + 1 < len(staged))
                 except (OSError, KeyboardInterrupt):
-                    _take_back(moved)
+                    for place, before in reversed(moved):
+                        place.unlink(missing_ok=True)
+                        if before is not None:
+                            replace_file(before, place)
                     raise
     return sizes
 
@@ -117,13 +120,6 @@ def _move(files: Sequence[Path], path: Path, moved: list[tuple[Path, Path | None
         else:
             replace_file(file, place)
             moved.append((place, None))
-
-
-def _take_back(moved: Sequence[tuple[Path, Path | None]]) -> None:
-    for place, before in reversed(moved):
-        place.unlink(missing_ok=True)
-        if before is not None:
-            replace_file(before, place)
 
 
 def write_text(text: str, path: Path) -> None:
@@ -159,7 +155,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
     Except if this process is killed: then the next one that writes to `path` removes it.
     """
     _remove_orphans(path)
-    # Named before it is there, to be found again.
+    # Named before it exists, so that it can be found again.
     folder = path.parent / f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
         folder.mkdir()  # with no mode: on Windows 0o700 would lock out the services that scan new files
@@ -184,7 +180,7 @@ _HOST = _host()
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove the scratch folders of processes of this machine that wrote to `path` and are no more."""
+    """Remove the scratch folders of processes of this machine that wrote to `path` and have ended."""
     if os.name == "nt":
         return  # asking after a process with os.kill would end it
     start = f".{path.name}.{_HOST}-"

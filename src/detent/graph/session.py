@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.runtime import onnxruntime
+from detent.graph.runtime import onnxruntime, share_arena, shrink_arena
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
@@ -46,11 +46,7 @@ _STATE = onnxruntime.capi.onnxruntime_pybind11_state
 # What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
-    *(
-        entry
-        for entry in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        if isinstance(entry, type) and issubclass(entry, Exception)
-    ),
+    *(entry for entry in vars(_STATE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
 )
 
 
@@ -96,8 +92,8 @@ _resident_after: list[int] = [0]  # bytes in memory after the last look
 def return_memory(*, collect: bool = True) -> None:
     """Give free memory back to the system if there is more of it in use than last time.
 
-    Graphs are circles that wait for Python's collector, and the allocator of Linux keeps what sessions and arrays left.
-    Elsewhere it does nothing.
+    Graphs are circles that wait for Python's collector, and what sessions and arrays left is kept by onnxruntime and by
+    the allocator of Linux. Elsewhere it does nothing.
     """
     trim = getattr(_C_LIBRARY, "malloc_trim", None)
     if trim is None:
@@ -108,6 +104,7 @@ def return_memory(*, collect: bool = True) -> None:
         return
     if collect:
         gc.collect()
+    shrink_arena()
     trim(0)
     _resident_after[0] = _resident()
 
@@ -120,6 +117,8 @@ def _resident() -> int:
 def session_options() -> onnxruntime.SessionOptions:
     """Return options of a quiet session with one thread to a run."""
     options = onnxruntime.SessionOptions()
+    if share_arena():
+        options.add_session_config_entry("session.use_env_allocators", "1")
     options.log_severity_level = 4  # what matters comes back as an exception
     options.intra_op_num_threads = 1
     # Else weights go to an arena that doubles its size each time it is full.
@@ -187,6 +186,26 @@ def check_providers(names: Sequence[str]) -> None:
         raise UsageError(f"No execution provider is given. Give one or more of: {', '.join(available)}.")
 
 
+def run_session(
+    session: onnxruntime.InferenceSession, names: Sequence[str], feeds: Feeds, origin: str
+) -> list[npt.NDArray[Any]]:
+    """Return outputs of a session. Raise DataError, which names the sample, if it cannot compute them."""
+    try:
+        results: list[npt.NDArray[Any]] = session.run(list(names), dict(feeds))
+    except RUNTIME_ERRORS as error:
+        raise DataError(
+            f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
+            "Check the shape of the input (for images: --size)."
+        ) from error
+    for name, result in zip(names, results, strict=False):
+        if not hasattr(result, "dtype"):
+            raise ModelError(
+                f"Output '{name}' is a sequence or a map, not a tensor, which cannot be compared. Export the model "
+                "with tensors for outputs."
+            )
+    return results
+
+
 class Runner:
     """A model that is ready to run and fetches `outputs` (by default the model's own).
 
@@ -206,19 +225,22 @@ class Runner:
         """Load `model`. `exact`: no integer kernels.
 
         `providers` are execution providers in the order of preference. `optimized` is where to write the model as
-        onnxruntime rewrote it for this CPU.
+        onnxruntime rewrote it for this CPU, with its large weights in a file beside it.
         """
         options = exact_options() if exact else session_options()
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
+            # Beside it, because within the file each weight would be in memory several times while it is written.
+            entry = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{entry}_file_name", f"{optimized.name}.data")
+            options.add_session_config_entry(f"{entry}_min_size_in_bytes", str(BY_REFERENCE))
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
         self._exact, self._providers, self._lock = exact, providers, Lock()
-        # A model that onnxruntime is to write has to be whole.
-        self._weights = {} if optimized is not None else _large_weights(model)
+        self._weights = _large_weights(model)
         # Two large models at a time would take twice the memory, most of which is needed only to load them.
         turn = _LARGE_MODEL if tensor_bytes(model) >= LARGE_MODEL else nullcontext()
         with turn, _fetchable(model, self.outputs), _loadable(model, self._weights) as source:
-            self._session = open_session(source, _with_weights(options, self._weights), providers)
+            self._session = open_session(source, with_weights(options, self._weights), providers)
             # Until a run has shown that onnxruntime's optimizer left the model whole. A temporary file is gone by then.
             self._source = source if isinstance(source, bytes) else None
             if turn is _LARGE_MODEL:
@@ -230,22 +252,19 @@ class Runner:
         """Return the outputs (or some of them) for one set of inputs. `origin` names the sample in an error."""
         session = self._session
         try:
-            results: list[npt.NDArray[Any]] = session.run(outputs or self.outputs, dict(feeds))
-        except RUNTIME_ERRORS as error:
+            results = run_session(session, outputs or self.outputs, feeds, origin)
+        except DataError:
             if self._unoptimized(session):
                 return Runner.__call__(self, feeds, origin, outputs)
-            raise DataError(
-                f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
-                "Check the shape of the input (for images: --size)."
-            ) from error
-        for name, result in zip(outputs or self.outputs, results, strict=False):
-            if not hasattr(result, "dtype"):
-                raise ModelError(
-                    f"Output '{name}' is a sequence or a map, not a tensor, which cannot be compared. Export the model "
-                    "with tensors for outputs."
-                )
+            raise
         self._source = None
         return results
+
+    def parts(
+        self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the outputs by name, some after others: what was yielded before may be given up by then."""
+        yield dict(zip(outputs or self.outputs, self(feeds, origin, outputs), strict=True))
 
     @property
     def types(self) -> dict[str, tuple[ir.DataType, list[int | str | None]]]:
@@ -263,7 +282,7 @@ class Runner:
             if self._session is failed and self._source is not None:
                 options = exact_options() if self._exact else session_options()
                 options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-                options = _with_weights(options, self._weights)
+                options = with_weights(options, self._weights)
                 self._session, self._source = open_session(self._source, options, self._providers), None
             return self._session is not failed
 
@@ -322,9 +341,10 @@ def _large_weights(model: ir.Model) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _with_weights(
+def with_weights(
     options: onnxruntime.SessionOptions, weights: Mapping[str, npt.NDArray[Any]]
 ) -> onnxruntime.SessionOptions:
+    """Let a session read these initializers where they are."""
     if weights:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)

@@ -21,10 +21,12 @@ computed along, as no convolution takes notice of them, but not be fetched.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -39,7 +41,18 @@ from onnx import numpy_helper
 from detent.errors import DataError, ModelError
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import serialize, tensor_bytes
-from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options, open_session, session_options
+from detent.graph.sections import cut, read_by, run_in_turn, take_weights
+from detent.graph.session import (
+    DEFAULT_PROVIDERS,
+    Feeds,
+    Runner,
+    exact_options,
+    open_session,
+    return_memory,
+    run_session,
+    session_options,
+    with_weights,
+)
 
 BLOCKED = "com.microsoft.nchwc"
 MOST_LANES = 16  # of a block, on any CPU; the others have 8 or 4
@@ -171,22 +184,10 @@ def _keep_needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> Non
     kept = []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
-            wanted.update(node.input)
-            wanted.update(name for attribute in node.attribute for name in _captured(attribute))
+            wanted |= read_by([node])
             kept.append(node)
     del graph.node[:]
     graph.node.extend(kept[::-1])
-
-
-def _captured(attribute: onnx.AttributeProto) -> list[str]:
-    """Return what nested graphs may read of their surroundings: whatever they read."""
-    graphs = [attribute.g, *attribute.graphs]
-    return [
-        name
-        for graph in graphs
-        for node in graph.node
-        for name in (*node.input, *(inner for each in node.attribute for inner in _captured(each)))
-    ] + [output.name for graph in graphs for output in graph.output]
 
 
 def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -199,11 +200,23 @@ def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mappin
 MOST_BYTES = 1 << 29  # of weights: beyond it, a second copy of them in memory costs more than the time is worth
 
 
+class Rewritten(NamedTuple):
+    """A model as onnxruntime rewrote it, and the large weights that it only names."""
+
+    model: onnx.ModelProto
+    weights: Mapping[str, npt.NDArray[Any]]
+
+
 class Taps(NamedTuple):
     """Two runners that fetch the same values. Those of `unordered` are in any order, and their shapes mean nothing."""
 
     ordered: Runner
     unordered: Runner
+
+    @property
+    def lanes(self) -> dict[str, int]:
+        """The values of `unordered` that are in blocks, and how many channels each block has; empty if unknown."""
+        return self.ordered.lanes if isinstance(self.ordered, OrderedRunner) else {}
 
 
 class Alike(NamedTuple):
@@ -216,7 +229,18 @@ class Alike(NamedTuple):
     lanes: Mapping[str, int]
 
 
-class UnorderedRunner(Runner):
+class _InParts(Runner):
+    """A runner whose values come part by part."""
+
+    def __call__(
+        self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Return the values for one set of inputs."""
+        found = {name: array for part in self.parts(feeds, origin, outputs) for name, array in part.items()}
+        return [found[name] for name in outputs or self.outputs]
+
+
+class UnorderedRunner(_InParts):
     """Fetches values by the names that they have in the original, in the order in which they lie in memory."""
 
     def __init__(
@@ -225,50 +249,149 @@ class UnorderedRunner(Runner):
         outputs: Sequence[str],
         blocked: Mapping[str, BlockedValue],
         *,
+        weights: Mapping[str, npt.NDArray[Any]] | None = None,
         exact: bool = False,
         otherwise: Runner | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         """Load a model that is optimized already. `blocked`: what stands for a value, and its number of channels.
 
-        `otherwise` computes what onnxruntime cannot in this form.
+        `otherwise` computes what onnxruntime cannot in this form. With the `sizes` of outputs in bytes, the model runs
+        in sections: see `parts`. `weights` are those that `model` only names.
         """
-        options = exact_options() if exact else session_options()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.outputs = list(outputs)
         self._blocked = dict(blocked)
         self._otherwise = otherwise
-        self._exact, self._providers, self._lock = exact, DEFAULT_PROVIDERS, Lock()
-        self._session, self._source = open_session(serialize(model), options), None
+        self._source_of = {self._name(name): name for name in self.outputs}
+        named = {self._name(name): size for name, size in (sizes or {}).items()}
+        self._sections = cut(model, named)
+        self._sessions = [self._open(section.model, weights or {}, exact=exact) for section in self._sections]
+        self._sections = [replace(section, model=onnx.ModelProto()) for section in self._sections]
 
-    def __call__(
+    def _open(
+        self, model: onnx.ModelProto, weights: Mapping[str, npt.NDArray[Any]], *, exact: bool
+    ) -> onnxruntime.InferenceSession:
+        options = exact_options() if exact else session_options()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        names = {tensor.name for tensor in model.graph.initializer}
+        options = with_weights(options, {name: array for name, array in weights.items() if name in names})
+        return open_session(serialize(model), options)
+
+    def _name(self, name: str) -> str:
+        """Return what a value is called in the optimized model."""
+        return self._blocked[name].name if name in self._blocked else name
+
+    def parts(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
-    ) -> list[npt.NDArray[Any]]:
-        """Return the values for one set of inputs."""
-        names = outputs or self.outputs
-        plain = (None, 0)
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the values section by section."""
+        missing = dict.fromkeys(outputs or self.outputs)
+        runs = [partial(run_session, session, origin=origin) for session in self._sessions]
         try:
-            results = super().__call__(feeds, origin, [self._blocked.get(name, plain)[0] or name for name in names])
+            for found in run_in_turn(self._sections, runs, feeds, [self._name(name) for name in missing]):
+                part = {self._source_of[name]: array for name, array in found.items()}
+                self._check_layout(part)
+                for name in part:
+                    missing.pop(name)
+                del found
+                yield part
         except DataError:
             if self._otherwise is None:
                 raise
-            return self._otherwise(feeds, origin, names)
-        for name, result in zip(names, results, strict=True):
-            channels = self._blocked.get(name, plain)[1]
+            yield from self._otherwise.parts(feeds, origin, list(missing))
+
+    def in_blocks(self, name: str) -> bool:
+        """Return whether a value is fetched in blocks."""
+        return name in self._blocked
+
+    def _check_layout(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, result in values.items():
+            channels = self._blocked[name].channels if name in self._blocked else 0
             if channels and result.shape[1] != channels:
                 raise ModelError(
                     f"onnxruntime laid out tensor '{name}' with {result.shape[1]} channels instead of {channels}: this "
                     "version works in a way that Detent does not know. Please report it."
                 )
-        return results
+
+
+class OrderedRunner(_InParts):
+    """Fetches the values of an unordered runner, and puts them in order. `lanes`: those in blocks."""
+
+    def __init__(self, unordered: UnorderedRunner, lanes: int) -> None:
+        """`lanes` is how many channels a block has."""
+        self.outputs = unordered.outputs
+        self.lanes = {name: lanes for name in unordered.outputs if unordered.in_blocks(name)}
+        self._unordered = unordered
+
+    def parts(
+        self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the values section by section."""
+        for part in self._unordered.parts(feeds, origin, outputs):
+            yield {name: in_order(array, self.lanes.get(name, 1)) for name, array in part.items()}
+
+
+def in_order(array: npt.NDArray[Any], lanes: int) -> npt.NDArray[Any]:
+    """Return an array that lies in memory as [N, C / lanes, H, W, lanes] in the order of its shape."""
+    if lanes == 1:
+        return array
+    n, channels, *area = array.shape
+    blocks = array.reshape(n, channels // lanes, *area, lanes)
+    return np.ascontiguousarray(np.moveaxis(blocks, -1, 2)).reshape(array.shape)
+
+
+class LaterRunner(Runner):
+    """Opens the model when it is first run."""
+
+    def __init__(self, opening: Callable[[], Runner], outputs: Sequence[str]) -> None:
+        self.outputs = list(outputs)
+        self._opening, self._lock = opening, Lock()
+        self._opened: Runner | None = None
+
+    def __call__(
+        self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Return the values for one set of inputs."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._opening()
+        return self._opened(feeds, origin, outputs)
 
 
 def open_taps(model: ir.Model, outputs: Sequence[str], providers: Sequence[str] = DEFAULT_PROVIDERS) -> Taps:
     """Load `model` to fetch `outputs`, in order and in any order."""
-    ordered, rewritten = _optimize(model, outputs, providers, exact=False)
-    blocked = {} if rewritten is None else fetchable_in_blocks(rewritten, outputs)
+    found = _open_unordered(model, outputs, providers)
+    lanes = block_lanes() if isinstance(found, UnorderedRunner) else 0
+    if lanes and isinstance(found, UnorderedRunner):
+        return Taps(OrderedRunner(found, lanes), found)
+    ordered = Runner(model, outputs, providers=providers) if isinstance(found, UnorderedRunner) else found
+    return Taps(ordered, found)
+
+
+def _open_unordered(model: ir.Model, outputs: Sequence[str], providers: Sequence[str]) -> Runner:
+    """Return a runner that fetches values in any order; an ordinary one where there are no blocks."""
+    runner, rewritten = _optimize(model, outputs, providers, exact=False)
+    blocked = {} if rewritten is None else fetchable_in_blocks(rewritten.model, outputs)
     if rewritten is None or not blocked:
-        return Taps(ordered, ordered)
-    return Taps(ordered, _reload(rewritten, blocked, outputs, exact=False, otherwise=ordered) or ordered)
+        return runner
+    del runner  # which has all weights a second time
+    ordinary = partial(Runner, model, outputs, providers=providers)
+    sizes, later = _sizes(model, outputs), LaterRunner(ordinary, outputs)
+    found = _reload(rewritten, blocked, outputs, exact=False, otherwise=later, sizes=sizes) or ordinary()
+    del rewritten
+    return_memory(collect=False)
+    return found
+
+
+def _sizes(model: ir.Model, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of values; of an open dimension, as if it were 1."""
+    wanted = set(names)
+    shapes = {str(value.name): value.shape for node in model.graph for value in node.outputs if value.name in wanted}
+    return {
+        name: 4 * math.prod(size if isinstance(size, int) else 1 for size in shape)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
 
 
 def open_exact(
@@ -296,7 +419,7 @@ def open_alike(
     given twice: they load at the same time.
     """
 
-    def optimize(model: ir.Model, name: str) -> tuple[Runner, onnx.ModelProto | None]:
+    def optimize(model: ir.Model, name: str) -> tuple[Runner, Rewritten | None]:
         try:
             return _optimize(model, outputs, providers, exact=True)
         except ModelError as error:
@@ -308,8 +431,8 @@ def open_alike(
         rewritten = [model for _, model in loaded if model is not None]
         if len(rewritten) < len(models):
             return Alike(ordered, {})
-        found = [fetchable_in_blocks(model, outputs) for model in rewritten]
-        lanes = _block_lanes()
+        found = [fetchable_in_blocks(each.model, outputs) for each in rewritten]
+        lanes = block_lanes()
         common = set.intersection(*(set(values) for values in found)) if lanes else set()
         blocked = [{name: values[name] for name in common} for values in found]
         runners = list(pool.map(partial(_reload, outputs=outputs, exact=True), rewritten, blocked))
@@ -320,7 +443,7 @@ def open_alike(
 
 def _optimize(
     model: ir.Model, outputs: Sequence[str] | None, providers: Sequence[str], *, exact: bool
-) -> tuple[Runner, onnx.ModelProto | None]:
+) -> tuple[Runner, Rewritten | None]:
     """Return an ordinary runner and, if it may help, onnxruntime's rewritten model with all in blocks that can be."""
     ordinary = partial(Runner, model, outputs, exact=exact, providers=providers)
     if not _promising(model, providers):
@@ -329,31 +452,35 @@ def _optimize(
         with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "optimized.onnx"
             runner = ordinary(optimized=path)
-            rewritten = onnx.load(path)
+            rewritten = onnx.load(path, load_external_data=False)
+            weights = take_weights(rewritten, path.parent)
     except (ModelError, OSError, DecodeError):
         # No room for the file, or an operator that cannot be written. If it is the model, this fails as well.
         return ordinary(), None
     carry_blocks(rewritten)
-    return runner, rewritten
+    return runner, Rewritten(rewritten, weights)
 
 
 def _reload(
-    model: onnx.ModelProto,
+    rewritten: Rewritten,
     blocked: Mapping[str, BlockedValue],
     outputs: Sequence[str],
     *,
     exact: bool,
     otherwise: Runner | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Runner | None:
     """Return a runner on a rewritten model that fetches the `blocked` values as they are; None if it does not load."""
+    model, weights = rewritten
     fetch_in_blocks(model, blocked)
     try:
-        return UnorderedRunner(model, outputs, blocked, exact=exact, otherwise=otherwise)
+        return UnorderedRunner(model, outputs, blocked, weights=weights, exact=exact, otherwise=otherwise, sizes=sizes)
     except ModelError:
         return None
 
 
-def _block_lanes() -> int:
+@cache
+def block_lanes() -> int:
     """Return how many channels a block has on this CPU; 0 if unknown.
 
     Seen in a convolution whose channels are all 1 at the first of two positions and 2 at the second.
@@ -366,7 +493,7 @@ def _block_lanes() -> int:
     )
     graph = onnx.helper.make_graph([onnx.helper.make_node("Conv", ["x", "w"], ["y"])], "lanes", [x], [y], [weight])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    runner = open_taps(ir.from_proto(model), ["y"]).unordered
+    runner = _open_unordered(ir.from_proto(model), ["y"], DEFAULT_PROVIDERS)
     values = runner({"x": np.array([[[[1, 2]]]], np.float32)})[0].reshape(-1)
     lanes = int(np.argmax(values == 2))
     blocks = np.tile(np.repeat(np.array([1, 2], np.float32), lanes), channels // max(lanes, 1))

@@ -72,7 +72,6 @@ class Range(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
         return max(-self.low, self.high, 0.0)
 
 
@@ -88,7 +87,6 @@ class Points:
 
     @classmethod
     def of_values(cls, values: npt.ArrayLike) -> Points:
-        """Return every value of an array, as it is."""
         distinct, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
         distinct = distinct + 0.0  # no negative zero
         if distinct.size == 0:
@@ -112,12 +110,10 @@ class Points:
 
     @property
     def total(self) -> float:
-        """The number of values."""
         return float(self.counts.sum())
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
         return max(-self.minimum, self.maximum, 0.0)
 
     @property
@@ -281,7 +277,6 @@ class Method(ABC):
 
 
 def fit(fmt: IntegerFormat, chosen: Range) -> QuantParams:
-    """Return the parameters of a range."""
     if fmt.power_of_two:
         return QuantParams.at(fmt, base_position(chosen.largest, fmt))
     return fmt.fit(chosen.low, chosen.high)

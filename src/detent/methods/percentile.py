@@ -46,7 +46,6 @@ class Percentile(base.Method):
             base.check_percentage(f"Percentile for '{tensor}'", percentile)
 
     def of(self, tensor: str) -> float:
-        """Return the percentage for one tensor."""
         return dict(self.by_tensor).get(tensor, self.percentile)
 
     def check_tensors(self, tensors: Collection[str]) -> None:

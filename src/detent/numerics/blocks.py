@@ -136,7 +136,6 @@ class BlockFormat(NumberFormat):
         return self.along(-1)
 
     def along(self, axis: int) -> BlockParams:
-        """Return parameters with blocks along `axis`."""
         return BlockParams(self, axis)
 
 
@@ -241,7 +240,6 @@ class BlockFloat(BlockFormat):
         return name if self.rounding == "half_even" else f"{name} {self.rounding}"
 
     def snap(self, values: npt.ArrayLike, axis: int) -> npt.NDArray[np.float32]:
-        """Move `values` to the numbers that the format holds, with blocks along `axis`."""
         return by_blocks(
             values, axis, self.block_size, self._one_level if self.sub_block_size is None else self._two_levels
         )
@@ -336,7 +334,6 @@ class Microscaling(BlockFormat):
 
     @property
     def bits(self) -> int:
-        """The bits of an element."""
         return int(self.element.removeprefix("int").removeprefix("fp")[0])
 
     @property
@@ -348,11 +345,9 @@ class Microscaling(BlockFormat):
         return name if self.rounding == "half_even" else f"{name} {self.rounding}"
 
     def snap(self, values: npt.ArrayLike, axis: int) -> npt.NDArray[np.float32]:
-        """Move `values` to the numbers that the format holds, with blocks along `axis`."""
         return by_blocks(values, axis, self.block_size, self._snap_blocks)
 
     def attributes(self, axis: int) -> dict[str, int | str]:
-        """Return the attributes of the operator that rounds to the format."""
         return {"element_dtype": self.element, **_attributes(self, axis)}
 
     def _snap_blocks(self, blocks: Blocks) -> Blocks:

@@ -35,6 +35,13 @@ def compiled_sums(loop: Loop) -> Loop:
     return cast(Loop, _LazyLoop(loop, frozenset({"contract", "reassoc"})))
 
 
+def known_to_numba(make: Callable[[], Any]) -> Any:
+    """Return what stands in a module for something that compiled loops call and only Numba can make, such as an
+    intrinsic. It is made when the first loop that calls it is compiled.
+    """
+    return _Later(make)
+
+
 def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> None:
     """Wait, where one of these loops (module:name) is called, until `finished` has named it, or has ended."""
     events = {name: threading.Event() for name in names}
@@ -60,6 +67,13 @@ def read_only(array: Numbers) -> Numbers:
     return view
 
 
+class _Later:
+    """Stands for what `make` returns until it is needed."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._resolve = functools.cache(make)
+
+
 class _LazyLoop:
     """Stands for a loop until it is called."""
 
@@ -80,8 +94,9 @@ class _LazyLoop:
         """Compile it for arguments of these types, in Numba's words, and keep the machine code."""
         from numba.core import sigutils
 
-        # The cache is searched for types; it would take a string for another thing.
-        cast(Any, self._resolve()).compile(cast(Any, sigutils).normalize_signature(types)[0])
+        with _LOCK:  # Numba prepares itself for the first loop: another thread is to wait, not to do it again
+            # The cache is searched for types; it would take a string for another thing.
+            cast(Any, self._resolve()).compile(cast(Any, sigutils).normalize_signature(types)[0])
 
     def _resolve(self) -> Callable[..., Any]:
         """Return the loop as Numba knows it."""
@@ -93,7 +108,7 @@ class _LazyLoop:
                 # loop by its name as soon as that stands for machine code.
                 names: dict[str, Any] = getattr(self._function, "__globals__", {})
                 for name in _names_in(self._function.__code__):
-                    if isinstance(value := names.get(name), _LazyLoop):
+                    if isinstance(value := names.get(name), (_LazyLoop, _Later)):
                         names[name] = value._resolve()
                 self._ready = self._made
             return self._made

@@ -74,7 +74,6 @@ class FloatFormat(NumberFormat):
 
     @property
     def bits(self) -> int:
-        """The number of bits of a code."""
         return 8 * self.storage.itemsize
 
     @property
@@ -89,7 +88,6 @@ class FloatFormat(NumberFormat):
 
     @property
     def largest(self) -> float:
-        """The largest finite number."""
         return _LARGEST[self.dtype]
 
     def fit(self, low: float, high: float) -> FloatParams:
@@ -139,7 +137,6 @@ class FloatParams(Params):
         return -self.format.largest * self.scale, self.format.largest * self.scale
 
     def snap(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Move `values` to the numbers that the format holds."""
         return self.format.snap(np.asarray(values, np.float32), self.scale)
 
     def codes(self, values: npt.ArrayLike) -> npt.NDArray[Any]:

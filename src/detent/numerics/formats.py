@@ -148,12 +148,10 @@ class IntegerFormat(NumberFormat):
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The numpy type of the codes."""
         return np.dtype(_SMALL_TYPES.get(self.dtype, self.dtype))
 
     @property
     def power_of_two(self) -> bool:
-        """Whether scales are powers of two."""
         return self.scale == "power_of_two"
 
     @property
@@ -169,7 +167,6 @@ class IntegerFormat(NumberFormat):
 
     @property
     def bits(self) -> int:
-        """The number of bits of a code."""
         return int(self.dtype.removeprefix("u").removeprefix("int"))
 
     @property
@@ -179,12 +176,10 @@ class IntegerFormat(NumberFormat):
 
     @property
     def low(self) -> int:
-        """The lowest code."""
         return -(1 << (self.bits - 1)) + self.symmetric if self.signed else 0
 
     @property
     def high(self) -> int:
-        """The highest code."""
         return (1 << (self.bits - self.signed)) - 1
 
     @property
@@ -260,7 +255,6 @@ class QuantParams(Params):
         return float(low.min()), float(high.max())
 
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the codes nearest to `values`."""
         fmt = self.format
         return codec.encode(values, *self.broadcast(np.shape(values)), fmt.low, fmt.high, fmt.bits)
 
@@ -276,7 +270,6 @@ class QuantParams(Params):
         return self.decode(self.encode(values))
 
     def codes(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return what a file stores of a constant."""
         return self.encode(values).astype(self.format.storage)
 
     def stored(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
@@ -289,7 +282,6 @@ class QuantParams(Params):
         return decode_activation(encode_activation(values, self, ties), self)
 
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Tell which of `values` saturate."""
         found = codec.levels(values, *self.broadcast(np.shape(values)), self.format.bits)
         return (found < self.format.low) | (found > self.format.high)
 
@@ -338,7 +330,6 @@ def encode_activation(values: Array, params: QuantParams, ties: Rounding = "half
 
 
 def decode_activation(codes: Array, params: QuantParams) -> npt.NDArray[np.float32]:
-    """Return the numbers that codes stand for."""
     values = np.empty(codes.shape, np.float32)
     _decode(codes.reshape(-1), np.float32(params.scale), np.float32(params.zero_point), values.reshape(-1))
     return values

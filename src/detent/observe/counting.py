@@ -12,15 +12,14 @@ and prefetching it.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, njit, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
-from detent.numerics.compiled import compiled
+from detent.numerics.compiled import compiled, known_to_numba
 
 _READ, _KEEP_CLOSE, _DATA = 0, 3, 1  # the arguments of LLVM's prefetch
 
@@ -32,6 +31,7 @@ def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _emit_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    ir = _llvm()
     address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [address], kind)
@@ -41,36 +41,56 @@ def _emit_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -
 
 
 def _emit_four(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    where = builder.bitcast(_address(context, builder, signature, arguments), ir.IntType(64).as_pointer())
+    where = builder.bitcast(_address(context, builder, signature, arguments), _llvm().IntType(64).as_pointer())
     return builder.load(where, align=2)
 
 
 def _emit_pointer(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+    return builder.inttoptr(arguments[0], _llvm().IntType(8).as_pointer())
 
 
 def _emit_bits(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.bitcast(arguments[0], ir.IntType(32))
+    return builder.bitcast(arguments[0], _llvm().IntType(32))
 
 
 def _emit_float(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    return builder.bitcast(arguments[0], ir.FloatType())
+    return builder.bitcast(arguments[0], _llvm().FloatType())
+
+
+def _llvm() -> Any:
+    """Return LLVM's types, which are imported with Numba."""
+    return importlib.import_module("llvmlite.ir")
+
+
+def _of_element(result: str, emit: Callable[..., Any]) -> Any:
+    """Return an intrinsic of an array and an index, that gives Numba's type `result`."""
+    numba = importlib.import_module("numba")
+    kind = getattr(numba.types, result)
+    return importlib.import_module("numba.extending").intrinsic(lambda _c, array, index: (kind(array, index), emit))
+
+
+def _of_number(result: str, emit: Callable[..., Any]) -> Any:
+    """Return an intrinsic of one number, that gives Numba's type `result`."""
+    numba = importlib.import_module("numba")
+    kind = getattr(numba.types, result)
+    return importlib.import_module("numba.extending").intrinsic(lambda _c, value: (kind(value), emit))
 
 
 # In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache. That changes no
 # result, and the index may lie behind the end.
-prefetch: Any = intrinsic(lambda _context, array, index: (types.void(array, index), _emit_prefetch))
+prefetch: Any = known_to_numba(lambda: _of_element("void", _emit_prefetch))
 # Four neighbours of an array of uint16, as one word.
-_four_at: Any = intrinsic(lambda _context, array, index: (types.uint64(array, index), _emit_four))
-_pointer_to: Any = intrinsic(lambda _context, address: (types.voidptr(address), _emit_pointer))
-_bits_of: Any = intrinsic(lambda _context, value: (types.int32(value), _emit_bits))
-_float_of: Any = intrinsic(lambda _context, value: (types.float32(value), _emit_float))
+_four_at: Any = known_to_numba(lambda: _of_element("uint64", _emit_four))
+_pointer_to: Any = known_to_numba(lambda: _of_number("voidptr", _emit_pointer))
+_bits_of: Any = known_to_numba(lambda: _of_number("int32", _emit_bits))
+_float_of: Any = known_to_numba(lambda: _of_number("float32", _emit_float))
+_carray: Any = known_to_numba(lambda: importlib.import_module("numba").carray)
 
 
-@njit(nogil=True)
+@compiled
 def floats_at(address: Any, size: Any) -> Any:
     """Return, in compiled code, the `size` float32 values at an address, which somebody else keeps alive."""
-    return carray(_pointer_to(address), size, np.float32)
+    return _carray(_pointer_to(address), size, np.float32)
 
 
 BINS = 1 << 14
@@ -144,6 +164,7 @@ def tally(
 def count_tensors(
     addresses: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     inverse_widths: npt.NDArray[np.float32],
     limits: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
@@ -152,24 +173,24 @@ def count_tensors(
     tables: npt.NDArray[np.uint32],
 ) -> None:
     """Add the bins of many tensors, given by address and size, each to its row of `counts`; or nothing of a tensor
-    where a magnitude reaches its limit (as bits).
+    where a magnitude reaches its limit (as bits). Widths and limits are by row too.
 
     `found` has a row for each: the least key, the greatest, of all values in either case, and whether they fitted.
     `indices` (BLOCK long) and `tables` (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so
     a tensor up to 2^34 values.
     """
     for tensor in range(addresses.size):
-        values = floats_at(addresses[tensor], sizes[tensor])
+        values, row = floats_at(addresses[tensor], sizes[tensor]), rows[tensor]
         low, high, fits = _NO_LOW, _NO_HIGH, True
         start = 0
         while start < values.size:
             block = values[start : start + BLOCK]
-            lower, higher = find_bins(block, inverse_widths[tensor], indices)
+            lower, higher = find_bins(block, inverse_widths[row], indices)
             low = lower if lower < low else low
             high = higher if higher > high else high
             below = np.int32(low ^ _MAGNITUDE) & _MAGNITUDE if low < 0 else 0
             # The caller widens the bins and counts all of it again: only the extremes of the rest are needed.
-            fits = fits and high < limits[tensor] and below < limits[tensor]
+            fits = fits and high < limits[row] and below < limits[row]
             start += block.size
             if fits:
                 tally(indices, block.size, tables, values[start:])
@@ -178,8 +199,8 @@ def count_tensors(
         # between those of the extremes can hold anything. Nothing of a tensor that did not fit may stay in the tables.
         begin, end = 0, BINS
         if fits and start:
-            begin, end = _bin_of(low, inverse_widths[tensor]), _bin_of(high, inverse_widths[tensor]) + 1
-        occupied = counts[tensor, begin:end]
+            begin, end = _bin_of(low, inverse_widths[row]), _bin_of(high, inverse_widths[row]) + 1
+        occupied = counts[row, begin:end]
         for table in range(TABLES):
             taken = tables[table, begin:end]
             for i in range(occupied.size if fits else 0):

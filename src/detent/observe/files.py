@@ -96,7 +96,6 @@ class PartRows:
         return part.origin if part.count in (None, 1) else f"{part.origin}[{inner}]"
 
     def read(self, row: int) -> Mapping[str, Array]:
-        """Return the arrays of one row."""
         part, inner = self._locate(row)
         return part.fetch(None if part.count is None else inner)
 
@@ -531,7 +530,6 @@ def _read_shape(stream: IO[bytes], held: int) -> tuple[int, ...]:
 
 
 def load_npz(path: Path) -> Mapping[str, Array]:
-    """Return all arrays of a .npz file."""
     try:
         with _header_lock, np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

@@ -263,7 +263,6 @@ class Counting:
     vote: Vote | None
 
     def begin(self, model: ir.Model) -> DoShard:
-        """Return what counts a shard."""
         return partial(self._count, taps_of(model, self.sites).unordered)
 
     def _count(self, runner: Runner, shard: Shard) -> ShardCounts:

@@ -57,18 +57,20 @@ _scratch = _Scratch()
 
 def _count(
     flat: Sequence[npt.NDArray[np.float32]],
+    rows: Sequence[int],
     inverse_widths: npt.NDArray[np.float32],
     limits: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
 ) -> list[tuple[int, int, bool]]:
-    """Put all values of each array into its row of bins, or none where one does not fit.
+    """Put all values of each array into its row of bins, whose number is in `rows`, or none where one does not fit.
 
     Return the extreme keys of each, and whether it fitted.
     """
     addresses = np.array([each.__array_interface__["data"][0] for each in flat], np.int64)
     sizes = np.array([each.size for each in flat], np.int64)
     found = np.zeros((len(flat), 3), np.int32)
-    count_tensors(addresses, sizes, inverse_widths, limits, counts, found, _scratch.indices, _scratch.tables)
+    numbers = np.array(rows, np.int64)
+    count_tensors(addresses, sizes, numbers, inverse_widths, limits, counts, found, _scratch.indices, _scratch.tables)
     return [(low, high, bool(fitted)) for low, high, fitted in found.tolist()]
 
 
@@ -104,7 +106,6 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """The width of a bin."""
         return bin_width(self.exponent)
 
     @property
@@ -131,7 +132,7 @@ class Histogram:
     def count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
         """Put all values into their bins, or none where one does not fit; their extreme keys, and which it was."""
         widths, limits = np.array([self.inverse_width], np.float32), np.array([self.limit], np.int64)
-        return _count([flat], widths, limits, self.counts[np.newaxis])[0]
+        return _count([flat], [0], widths, limits, self.counts[np.newaxis])[0]
 
     def grow_for(self, low: int, high: int) -> None:
         """Make room for values between two keys. Raise NonFiniteError if one stands for NaN or infinity."""
@@ -222,7 +223,6 @@ class TensorStatistics:
         self.sum_of_maxima += fixed_point(_float_of(high))
 
     def merge(self, other: TensorStatistics) -> None:
-        """Add everything that `other` counted."""
         self.histogram.merge(other.histogram)
         self.samples += other.samples
         self.sum_of_minima += other.sum_of_minima
@@ -257,22 +257,23 @@ class HistogramBank:
         self._inverse_widths = np.array([each.histogram.inverse_width for each in self.statistics], np.float32)
         self._limits = np.array([each.histogram.limit for each in self.statistics], np.int64)
 
-    def add(self, tensors: Sequence[npt.NDArray[Any]], vote: Vote | None = None) -> None:
-        """Count one sample: an array for each tensor. Raise NonFiniteError, with its number, if one is not finite.
+    def add(self, tensors: Mapping[int, npt.NDArray[Any]], vote: Vote | None = None) -> None:
+        """Count one sample of some tensors, by their numbers. Raise NonFiniteError, with its number, if one is not
+        finite.
 
         After an error some tensors of the sample are counted and some are not: discard the bank.
         """
-        # In a list, because what is counted by its address must stay alive until it is.
-        flat = [np.ascontiguousarray(tensor, dtype=np.float32).reshape(-1) for tensor in tensors]
-        found = _count(flat, self._inverse_widths, self._limits, self._counts)
-        for number, (low, high, fitted) in enumerate(found):
+        # Kept, because what is counted by its address must stay alive until it is.
+        flat = {number: np.ascontiguousarray(each, np.float32).reshape(-1) for number, each in tensors.items()}
+        found = _count(list(flat.values()), list(flat), self._inverse_widths, self._limits, self._counts)
+        for (number, values), (low, high, fitted) in zip(flat.items(), found, strict=True):
             if not fitted:
-                self._count_wider(number, low, high, flat[number])
-            if flat[number].size:
-                self.statistics[number].note(low, high, flat[number].size)
+                self._count_wider(number, low, high, values)
+            if values.size:
+                self.statistics[number].note(low, high, values.size)
                 if vote is not None:
                     alone = Histogram()
-                    alone.add(flat[number])
+                    alone.add(values)
                     self.statistics[number].votes[vote(alone)] += 1
 
     def _count_wider(self, number: int, low: int, high: int, values: npt.NDArray[np.float32]) -> None:

@@ -47,11 +47,9 @@ class Digest:
 
     @property
     def text(self) -> str:
-        """The fingerprint of all that was added."""
         return self._hash.hexdigest()
 
     def add(self, *items: str | int | float | None) -> None:
-        """Add plain values."""
         for item in items:
             encoded = repr(item).encode("utf-8", "backslashreplace")
             self._hash.update(b"v%d:" % len(encoded) + encoded)

@@ -88,7 +88,6 @@ class StreamSource(Source):
 
     @property
     def describe(self) -> str:
-        """One line for the terminal."""
         reserve, limit = self.selection.reserve, self.selection.limit
         if limit is not None:
             held = f", {'then up to ' if self.selection.beyond else ''}{reserve} held out" if reserve else ""
@@ -257,7 +256,6 @@ class ShardedSource(Source):
 
     @property
     def describe(self) -> str:
-        """One line for the terminal."""
         limit = self.selection.limit
         count = "all samples" if limit is None else f"up to {limit} samples"
         return f"{count} from the shards of a {type(self.reader).__name__}"
@@ -367,12 +365,10 @@ class FeedbackSource(Source):
 
     @property
     def length(self) -> int | None:
-        """Number of steps."""
         return self.steps.length
 
     @property
     def describe(self) -> str:
-        """One line for the terminal."""
         return f"{self.steps.describe}, steps of one sequence with {', '.join(self.states)} fed back"
 
     @property

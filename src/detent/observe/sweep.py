@@ -73,10 +73,13 @@ class SiteCounter:
 
     def count(self, sample: Sample) -> None:
         """Run one sample and count every site. Raise DataError if one holds NaN or infinity."""
-        results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
-        arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
+        feeds, number = sample.feeds, {name: at for at, name in enumerate(self._sites)}
         try:
-            self._bank.add([arrays[name] for name in self._sites], self._vote)
+            self._bank.add({number[name]: feeds[name] for name in self._sites if name in feeds}, self._vote)
+            # Section by section: each is counted while it is in the cache, and gone before the next one is computed.
+            for part in self._runner.parts(feeds, sample.origin, self._fetched) if self._fetched else ():
+                self._bank.add({number[name]: array for name, array in part.items()}, self._vote)
+                part.clear()
         except NonFiniteError as error:
             raise DataError(
                 f"On {sample.origin} the float model itself computes NaN or infinity in tensor "

@@ -2,8 +2,8 @@
 
 Numba takes about ten seconds for them, and holds the interpreter meanwhile. It keeps the machine code, so this happens
 once for an installation: two children fill the cache, and a loop that is needed before it is there is waited for
-(`numerics/compiled.py`). A note beside the cache says that it was done. Nothing depends on it: a loop, or types, that
-are missing here are compiled where they are first called.
+(`numerics/compiled.py`). A note beside the cache says that it was done; later runs only load Numba in a thread beside
+the model. Nothing depends on it: a loop, or types, that are missing here are compiled where they are first called.
 """
 
 from __future__ import annotations
@@ -35,21 +35,28 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.methods.method:squared_error": ("float64[::1], float64[::1], float64[::1], float64, float64, float64",),
         "detent.numerics.formats:snap_error": ("float32[::1], float64, float64, float64",),
         "detent.refinements.activations:activate_all": (f"float32[:,::1], {_CURVE}, float64[:,::1]",),
+        "detent.refinements.quick_rounding:_round_blocks": (
+            *(
+                f"{rows}, bool, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, int64, int64, int64"
+                for rows in ("float32[:,:,::1]", "float32[:,:,:]")
+            ),
+        ),
         "detent.refinements.activations:add_distances": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, float64[::1], float64[::1]",
         ),
     },
     {
-        "detent.equalize.equalize:_add_up": ("float32[:,:,::1], int32[:,:,::1], float64[:,::1]",),
+        "detent.equalize.moments:_add_up": ("float32[:,:,::1], int64, float32[:,::1], float64[:,::1]",),
         "detent.equalizations.global_equalization:_look_at_taps": (
             "Array(float32, 4, 'C', True), float32[:,:,::1], float64[:,::1]",
         ),
         "detent.observe.counting:count_tensors": (
-            "int64[::1], int64[::1], float32[::1], int64[::1], int64[:,::1], int32[:,::1], uint16[::1], uint32[:,::1]",
+            "int64[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[:,::1], int32[:,::1], uint16[::1], "
+            "uint32[:,::1]",
         ),
         "detent.numerics.formats:_encode": ("float32[::1], float32, float32, float32, int64, uint8[::1]",),
         "detent.refine.layers:gather": (
-            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1]",
+            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1], int64",
         ),
         "detent.refinements.activations:add_pulls": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]",
@@ -63,14 +70,29 @@ _started = threading.Lock()
 
 
 def compile_ahead() -> None:
-    """Start to compile what is not in the cache yet, once in a process; return at once."""
+    """Start to compile what is not in the cache yet, once in a process, or to load Numba; return at once."""
     if not _started.acquire(blocking=False) or (os.cpu_count() or 1) < 2 or getattr(sys, "frozen", False):
         return
     note = _note()
-    if note is None or note.exists() or not sys.executable or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+    if note is None or not sys.executable or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return
+    if note.exists():
+        threading.Thread(target=_load_first).start()
         return
     children = [_start(half) for half in range(len(LOOPS))]
     threading.Thread(target=_finish, args=(children, note), daemon=True).start()
+
+
+def _load_first() -> None:
+    """Load a loop that every calibration needs, and Numba with it, while files are read and sessions are opened."""
+    name = "detent.observe.counting:count_tensors"
+    (types,) = next(half[name] for half in LOOPS if name in half)
+    _load(name, types)
+
+
+def _load(name: str, types: str) -> None:
+    module, _, loop = name.partition(":")
+    getattr(importlib.import_module(module), loop).compile(f"({types},)")
 
 
 def _start(half: int) -> subprocess.Popen[str]:
@@ -128,9 +150,8 @@ def _compile(half: int, alive: IO[str]) -> None:
     for name, kinds in LOOPS[half].items():
         if not asking.is_alive():
             sys.exit(1)
-        module, _, loop = name.partition(":")
         for types in kinds:
-            getattr(importlib.import_module(module), loop).compile(f"({types},)")
+            _load(name, types)
         sys.stdout.write(f"{name}\n")
         sys.stdout.flush()
 

@@ -11,26 +11,21 @@ one whose answers are closer on samples that are held out is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emit.emitter import emit
-from detent.emulator.emulator import EmulatedValues
 from detent.evaluation.answer_errors import Sums, error_sums, total_error
 from detent.execute.inference import map_in_order
-from detent.graph.session import Runner
-from detent.observe.samples import PendingSample, Sample
+from detent.observe.samples import PendingSample
+from detent.pipeline.emitted import OpenedForm
 from detent.pipeline.observed import Observed
 from detent.pipeline.planned import make_planned
 from detent.pipeline.prepared import Original, Prepared, Stopwatch
 from detent.plan.plan import Plan
 from detent.progress import silent
-from detent.recipe import Recipe
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.verdict import MANY_SAMPLES
@@ -63,6 +58,7 @@ class JudgedOutputs:
         self._prepared, self._original = prepared, original
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
+        self._opened: dict[int, OpenedForm] = {}  # by the identities of plans that are still compared
 
     def error(self, model: ir.Model, plan: Plan) -> float:
         """Return the error of the model that is quantized as planned; infinity if it is not finite."""
@@ -81,16 +77,23 @@ class JudgedOutputs:
                 sums[at] += self._sums(model, plans[at], more) if more else []
             best = min(reversed(left), key=lambda at: total_error(sums[at]))
             left = [at for at in left if not _clearly_worse(sums[at], sums[best])]
+            compared = {id(plans[at]) for at in (left if end < len(self.samples) else [best])}
+            self._opened = {plan: opened for plan, opened in self._opened.items() if plan in compared}
         counts = [len(each) for each in sums]
         pairs = [(total_error(each), total_error(sums[best][: len(each)])) for each in sums]
         return Closest(best, counts, pairs)
 
+    def opened(self, plan: Plan) -> OpenedForm | None:
+        """Return the plan as it was written and run, if it was the closest; None if it was not compared at all."""
+        return self._opened.get(id(plan))
+
     def _sums(self, model: ir.Model, plan: Plan, samples: Sequence[PendingSample]) -> list[Sums]:
-        names = [str(value.name) for value in model.graph.outputs]
-        run = quantized(model, plan, self._prepared.job.recipe, names)
+        run = self._opened.get(id(plan))
+        if run is None:
+            run = self._opened[id(plan)] = OpenedForm.of(model, plan, self._prepared.job.recipe)
 
         def sums(pending: PendingSample) -> Sums:
-            found = dict(zip(names, run(pending.load()), strict=True))
+            found = run(pending)
             return error_sums(self._prepared.purpose, self._parts, self._original(pending), found, pending.size)
 
         return [each for _, each in map_in_order(sums, samples, self._threads)]
@@ -102,21 +105,6 @@ def _clearly_worse(sums: Sequence[Sums], best: Sequence[Sums]) -> bool:
     if len(apart) < 2 or not np.isfinite(apart).all():
         return bool((apart == np.inf).any())
     return bool(apart.mean() > CLEARLY * apart.std(ddof=1) / np.sqrt(len(apart)))
-
-
-def quantized(
-    model: ir.Model, plan: Plan, recipe: Recipe, names: Sequence[str]
-) -> Callable[[Sample], list[npt.NDArray[Any]]]:
-    """Return what computes the named values of a sample, rounded, in the model that is quantized as planned."""
-    model = model.clone()  # weights are shared
-    outputs = {value.name for value in model.graph.outputs}
-    rounded = emit(model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs)
-    fetched = [name if name in outputs else rounded.get(name, name) for name in names]
-    if recipe.emulated is not None:
-        emulated = EmulatedValues(model, recipe.emulated)
-        return lambda sample: emulated(sample.feeds, sample.origin, fetched)
-    runner = Runner(model, fetched, exact=True)
-    return lambda sample: runner(sample.feeds, sample.origin)
 
 
 JUDGED_ON = 8  # both models run on them: a paired comparison needs few

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.equalize.absorb import Absorption, absorb, absorb_again
-from detent.equalize.equalize import Answers, Equalization, equalize, equalize_again
+from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.moments import Answers
 from detent.equalize.smooth_quant import Smoothing, SmoothQuant
 from detent.errors import DataError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data

@@ -38,7 +38,7 @@ from detent.prepare import Pass, prepare
 from detent.prepare.base import OperatorPass
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.results.quantized import Notes, Widening, WideTensor
-from detent.sensitivity_analysis.layer_errors import errors_of
+from detent.sensitivity_analysis import errors_of
 
 RUN = 6  # neighbours that are measured together first
 

@@ -23,7 +23,7 @@ from detent.convert.splitting import tail_file
 from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device
 from detent.emit.output_formats import check_formats
-from detent.emulator.emulator import check_emulable
+from detent.emulator import check_emulable
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose

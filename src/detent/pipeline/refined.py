@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
 from detent.observe.samples import PendingSample
+from detent.pipeline.emitted import OpenedForm
 from detent.pipeline.judged import FIRST_LOOK, JUDGING_SAMPLES, Closest, JudgedOutputs, only_counted
 from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
@@ -36,13 +37,17 @@ from detent.tasks.task import Task
 
 @dataclass(frozen=True, eq=False)
 class Refined:
-    """The final plan, what was done to each layer, and the tensors of constants as they will be encoded."""
+    """The final plan, what was done to each layer, and the tensors of constants as they will be encoded.
+
+    `opened` is the plan as it was written and run to be judged; None if there was nothing to judge.
+    """
 
     planned: Planned
     plan: Plan
     layers: Sequence[LayerReport]
     constants: Sequence[TensorReport]
     warnings: Sequence[str]
+    opened: OpenedForm | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +80,8 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
             best, notes = _best(judged.closest(planned.model, [each.plan for each in candidates]), candidates)
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
-    return Refined(planned, best.plan, best.layers, constants, notes)
+    opened = None if judged is None else judged.opened(best.plan)
+    return Refined(planned, best.plan, best.layers, constants, notes, opened)
 
 
 def _judged(planned: Planned) -> JudgedOutputs | None:

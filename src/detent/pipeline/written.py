@@ -21,15 +21,15 @@ import onnx_ir as ir
 
 from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
-from detent.device_check.check import check_graph
+from detent.device_check import check_graph
 from detent.devices.catalog import device_of
-from detent.emit.emitter import emit, emit_dynamic
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
 from detent.graph.load import checker_complaint
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
+from detent.pipeline.emitted import FirstForm, OpenedForm, write_plan
 from detent.pipeline.judged import only_counted
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Prepared, Stopwatch, fixes_batch
@@ -71,11 +71,13 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     observed, plan = refined.planned.observed, refined.plan
     job, recipe, observation = observed.prepared.job, observed.prepared.job.recipe, observed.observation
     with watch.step("emit"):
-        first = write_plan(refined.planned.model, plan, recipe)
+        opened = refined.opened
+        first = write_plan(refined.planned.model, plan, recipe) if opened is None else opened.form
+        _check(first.model)
     with watch.step("measure"):
         # Before the last form is made: it renames and merges nodes, and then no tensor inside could be compared by
         # name.
-        fidelity = _measure(observed, first)
+        fidelity = _measure(observed, first, opened)
         measured = fidelity.tensors if fidelity else {}
         tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
     with watch.step("save"):
@@ -114,44 +116,6 @@ def _parts(
     return [_loaded(body), _loaded(rest)], between
 
 
-@dataclass(frozen=True, eq=False)
-class FirstForm:
-    """A quantized model in its first form.
-
-    `rounded` names the rounded value of each activation site. `unrounded` is the float model, if the last form is made
-    from that.
-    """
-
-    model: ir.Model
-    rounded: Mapping[str, str]
-    unrounded: ir.Model | None = None
-
-    @property
-    def warnings(self) -> list[str]:
-        """What a user of the file has to know."""
-        overloaded = sorted({node.op_type for node in self.model.graph if node.overload})
-        if not overloaded:
-            return []
-        return [
-            f"The file has several formats under the name {overloaded[0]}, as overloads of one function. Old versions "
-            "of onnxruntime (1.23 and before) run the first for all of them: use a newer one."
-        ]
-
-
-def write_plan(model: ir.Model, plan: Plan, recipe: Recipe) -> FirstForm:
-    """Write the plan into the graph, and check that the result is a valid model."""
-    # Emission edits the graph in place, and the pure bfloat16 form is made from the graph without its Casts.
-    unrounded = model.clone() if recipe.format == "bfloat16" else None
-    rounded: Mapping[str, str] = {}
-    if recipe.dynamic:
-        emit_dynamic(model, plan)
-    else:
-        pairs = {"weight_pairs": recipe.weight_pairs, "dedicated_pairs": recipe.dedicated_pairs}
-        rounded = emit(model, plan, recipe.format, **pairs)
-    _check(model)
-    return FirstForm(model, rounded, unrounded)
-
-
 def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, list[Change]]:
     """Return the model as the file will hold it, and why some of its nodes could not take that form."""
     if recipe.format == "qoperator":
@@ -160,10 +124,10 @@ def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, l
     if first.unrounded is not None:
         to_pure_bfloat16(first.unrounded, plan.refined)
         return _loaded(first.unrounded), []
-    return _loaded(first.model), []
+    return _loaded(first.model, checked=True), []
 
 
-def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
+def _measure(observed: Observed, first: FirstForm, opened: OpenedForm | None) -> Fidelity | None:
     """Measure how close the quantized model is to float; None without data to measure with."""
     job, observation = observed.prepared.job, observed.observation
     if observation.runner is None:
@@ -176,6 +140,7 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
         # Integers take several times as long as the float kernels.
         [*observation.measured_on, *counted] if job.recipe.emulated is None else observation.measured_on[:EMULATED],
         original=observed.original if observed.rescaling.changed else None,
+        quantized=opened,
         emulate=job.recipe.emulated,
         purpose=observed.prepared.purpose,
         parts=observed.prepared.parts,
@@ -196,13 +161,14 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
     return protos, [int(proto.ByteSize()) for proto in protos]
 
 
-def _loaded(model: ir.Model) -> ir.Model:
+def _loaded(model: ir.Model, *, checked: bool = False) -> ir.Model:
     """Return the model after the checker and onnxruntime accepted it.
 
     It is opened as its users open it, with all of onnxruntime's rewrites: while it is measured, those for quantized
-    nodes are off.
+    nodes are off. `checked`: the checker has seen it as it is.
     """
-    _check(model)
+    if not checked:
+        _check(model)
     try:
         # The checker knows shapes and types, not kernels: only opening a session tells that every operator can run.
         Runner(model)

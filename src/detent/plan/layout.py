@@ -230,7 +230,6 @@ class Layout:
         return value.name if value.name in self.sites else None
 
     def quantizes(self, node: ir.Node) -> bool:
-        """Return whether `node` is quantized."""
         decision = self.decisions.get(str(node.name))
         return decision is not None and decision.quantized
 

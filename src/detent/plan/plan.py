@@ -89,7 +89,6 @@ def settled_params(largest: float, fmt: IntegerFormat, method: Method) -> QuantP
 
 
 def points_of(values: npt.NDArray[np.float32]) -> Points:
-    """Return the values of a constant as points."""
     if values.size <= RAW_LIMIT:
         return Points.of_values(values)
     histogram = Histogram()
@@ -152,7 +151,6 @@ class Plan:
     refined: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def of(self, value: str) -> Params:
-        """Return the parameters of a site."""
         if value in self.products:
             source, weight = (self.integers(name) for name in self.products[value])
             fmt = self.params[value].format

@@ -72,7 +72,6 @@ class Postprocessing:
         return f"post-processing of detections ({self.sign}): boxes and scores have no grid in common"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {"sign": self.sign, "nodes": sorted(self.nodes), "starts": [*self.starts], "outputs": [*self.outputs]}
 
     @property

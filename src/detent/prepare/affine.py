@@ -81,14 +81,12 @@ class Layer:
 
     @property
     def outputs(self) -> int:
-        """The number of output channels."""
         if self.node.op_type == "Conv" or self.transposed:
             return int(self.weight.shape[0])
         return int(self.weight.shape[1]) * self.group
 
     @property
     def inputs(self) -> int:
-        """The number of input channels."""
         if self.node.op_type == "Conv":
             return int(self.weight.shape[1]) * self.group
         return int(self.weight.shape[1 if self.transposed else 0])

@@ -152,7 +152,6 @@ def axes_of(node: ir.Node) -> list[int] | None:
 
 
 def as_float64(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the array in double precision."""
     return cast("npt.NDArray[np.float64]", array.astype(np.float64))
 
 

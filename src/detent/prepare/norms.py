@@ -242,7 +242,6 @@ class _Length:
         self.nodes: list[ir.Node] = []
 
     def match(self, value: ir.Value | None) -> bool:
-        """Return whether a value is the length of the source."""
         expand = made_by(value, "Expand")
         if expand is not None:
             self.nodes.append(expand)

@@ -81,11 +81,6 @@ def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
     return body("Clip", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
 
 
-def own_power(body: Body, x: ir.Value, exponent: int) -> ir.Value:
-    """Return the leading powers of two of float32 numbers below 2^100, times 2^exponent; 0 for 0."""
-    return body("Abs", _leading_power(body, x, 24, exponent))
-
-
 def _leading_power(body: Body, x: ir.Value, precision: int, exponent: int) -> ir.Value:
     number = np.float32 if precision == 24 else np.float64
     scaled = body("Mul", x, number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
@@ -183,7 +178,6 @@ class Blocks:
 
 
 def cut(body: Body, x: ir.Value, layout: BlockLayout) -> Blocks:
-    """Cut `x` into blocks."""
     if layout.static is None:
         return _cut_any(body, x, layout)
     static, before = layout.static, [0] * layout.static.axis
@@ -335,7 +329,7 @@ def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: blocks.Float
     # The largest element is on the grid, so that clipping may go before rounding; it leaves no infinity behind.
     ratio = body("Clip", body("Div", x, scale), np.float32(-element.largest), np.float32(element.largest))
     least_step = np.float32(2.0 ** (element.least_exponent - element.mantissa_bits))
-    step = body("Clip", own_power(body, ratio, -element.mantissa_bits), least_step)
+    step = body("Clip", body("Abs", _leading_power(body, ratio, 24, -element.mantissa_bits)), least_step)
     return body("Mul", body("Mul", body("Round", body("Div", ratio, step)), step), scale)
 
 

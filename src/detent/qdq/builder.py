@@ -39,7 +39,6 @@ class GraphWriter:
 
     @property
     def opset(self) -> int:
-        """The version of the standard operators."""
         return self.graph.opset_imports.get("", 1)
 
     def node(self, op_type: str, inputs: Sequence[ir.Value], name: str, domain: str = "", **attributes: Any) -> ir.Node:
@@ -75,14 +74,12 @@ class PairWriter:
     own_names: bool = False
 
     def activation(self, name: str, value: ir.Value, params: Params) -> list[ir.Node]:
-        """Quantize and dequantize `value`."""
         linear = stored_params(params)
         parameters = self.parameters(name, linear)
         quantize = self.quantize(name, value, linear, parameters)
         return [quantize, self.dequantize(name, quantize.outputs[0], linear, parameters)]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: Params) -> list[ir.Node]:
-        """Dequantize the codes of a constant."""
         linear = stored_params(params)
         codes = self.writer.constant(f"{name}_quantized", params.codes(array))
         return [self.dequantize(name, codes, linear, self.parameters(name, linear))]
@@ -144,7 +141,6 @@ class CastWriter:
         return [*nodes, *self._back(name, _shaped(nodes[-1], value, small), scale)]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: FloatParams) -> list[ir.Node]:
-        """Cast the stored numbers to float."""
         stored = self.writer.constant(f"{name}_rounded", params.codes(array))
         return self._back(name, stored, self._scale(name, params))
 
@@ -168,7 +164,6 @@ class BlockWriter:
     family: Family
 
     def activation(self, name: str, value: ir.Value, params: BlockParams) -> list[ir.Node]:
-        """Make the node that rounds `value`."""
         op_type: str = getattr(self.family, params.format.kind)
         attributes = params.format.attributes(params.axis)
         return [self.writer.node(op_type, [value], f"{name}_{op_type}", self.family.domain, **attributes)]
@@ -185,7 +180,6 @@ class FixNeuronWriter:
     writer: GraphWriter
 
     def activation(self, name: str, value: ir.Value, params: QuantParams) -> list[ir.Node]:
-        """Make the node that rounds `value`."""
         return [self.node(name, value, stored_params(params), params.format.bits, pos=str(params.position))]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: QuantParams) -> list[ir.Node]:

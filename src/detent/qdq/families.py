@@ -35,7 +35,6 @@ class OperatorName(NamedTuple):
 
     @classmethod
     def of(cls, node: ir.Node) -> OperatorName:
-        """Return the operator that a node calls."""
         return cls(node.domain, node.op_type)
 
     def __str__(self) -> str:

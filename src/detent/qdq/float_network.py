@@ -63,7 +63,6 @@ class ValueCodes:
 
     @property
     def zero_points(self) -> npt.NDArray[np.int64]:
-        """All zero points."""
         return np.zeros(1, np.int64) if self.linear is None else self.linear.zero_point.reshape(-1).astype(np.int64)
 
     def same_as(self, other: ValueCodes) -> bool:
@@ -83,7 +82,6 @@ class QuantizedNetwork:
 
     @property
     def quantized(self) -> bool:
-        """Whether anything in it has codes."""
         return bool(self.codes)
 
 

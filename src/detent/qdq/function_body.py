@@ -69,7 +69,6 @@ class Body:
         return output
 
     def cast(self, value: Argument, dtype: ir.DataType) -> ir.Value:
-        """Cast a value to another type."""
         return self("Cast", value, to=int(dtype))
 
     def reduce(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:

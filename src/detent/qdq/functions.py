@@ -131,7 +131,6 @@ def read_dequantize(node: ir.Node, opset: int) -> Definition:
 
 
 def read_fix_neuron(node: ir.Node, _opset: int) -> Definition:
-    """Read what a FixNeuron of a model has to do."""
     _input(node, 2, "zero point")
     width = string_attribute(node, "bit_width")
     if not width.isdecimal() or not 2 <= int(width) <= 16:

@@ -41,7 +41,6 @@ class LinearParams:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the codes."""
         return self.zero_point.dtype
 
     @property

@@ -46,7 +46,7 @@ FLOAT = "float"  # how a role that stays float is written
 NONE = "none"  # how a field is written that has no value
 
 
-# The fields that hold a method or the like: how its text is parsed, and what there is to choose from.
+# The fields that hold a method or another strategy: how its text is parsed, and the choices.
 _CHOICES: Mapping[str, tuple[Callable[[str], Any], Mapping[str, Any]]] = {
     "method": (parse_method, METHODS),
     "weight_method": (parse_method, METHODS),
@@ -75,7 +75,6 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read the recipe in a TOML file."""
     try:
         plain = parse_toml(read_text(path))
     except FileNotFoundError:
@@ -162,7 +161,6 @@ def _with_present(value: Plain, present: Any) -> Plain:
 
 
 def format_to_plain(fmt: NumberFormat) -> Plain:
-    """Return a number format as a table."""
     fields = _fields(fmt)
     return {"type": fields.pop("dtype", fmt.kind), **fields}
 

@@ -21,12 +21,12 @@ from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement
+from detent.refinements import AdaQuant, AdaRound, BiasCorrection, QuickRounding, Refinement
 
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")
 POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 
-EQUALIZING_SAMPLES = 64  # enough to see what each channel holds
+EQUALIZING_SAMPLES = 48  # enough to see what each channel holds
 
 WIDENING_SAMPLES = 4  # errors of single tensors are much the same on any sample; these tell which are large
 
@@ -135,7 +135,7 @@ class Recipe:
     smooth: float | None = None
     widen: float | None = None
     search_ranges: bool = False
-    refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
+    refinement: Refinement | None = QuickRounding()  # noqa: RUF009
     rounding: DeviceRounding = "half-even"
     format: OutputFormat = "qdq"
     opset: int | None = None
@@ -268,6 +268,7 @@ def _floats(name: str, description: str, activations: NumberFormat, weights: Num
         MinMax(),
         target="npu-bf16",
         equalize=None,
+        refinement=QuickRounding() if is_integer(weights) else BiasCorrection(),
         format="cast" if plain else "extended-qdq",
     )
 

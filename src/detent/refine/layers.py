@@ -396,7 +396,7 @@ def float_rows(
     """Return the rows (groups, positions, inputs) of an input that is not encoded."""
     image, indices = input_indices(layer, source.shape, result, positions)
     rows = np.empty((layer.groups, len(positions), layer.shape[2]), np.float32)
-    gather(layer.maps(source), np.float32(1.0), np.float32(0.0), image, indices, rows)
+    gather(layer.maps(source), np.float32(1.0), np.float32(0.0), image, indices, rows, 0)
     return rows
 
 
@@ -408,10 +408,11 @@ def gather(
     image: Indices,
     indices: Indices,
     rows: npt.NDArray[np.float32],
+    first: int,
 ) -> None:
-    """Decode the input (batch, channels, positions) at `indices` into rows (groups, positions, inputs)."""
-    groups, count, inputs = rows.shape
-    offsets = indices.shape[1]
+    """Decode the input (batch, channels, positions) at `indices` into rows (groups, positions, inputs) from `first`."""
+    groups, _, inputs = rows.shape
+    count, offsets = indices.shape
     channels = inputs // offsets
     for g in range(groups):
         for p in range(count):
@@ -419,7 +420,7 @@ def gather(
                 for k in range(offsets):
                     at = indices[p, k]
                     if at < 0:
-                        rows[g, p, c * offsets + k] = 0.0
+                        rows[g, first + p, c * offsets + k] = 0.0
                     else:
                         code = np.float32(maps[image[p], g * channels + c, at])
-                        rows[g, p, c * offsets + k] = (code - zero_point) * scale
+                        rows[g, first + p, c * offsets + k] = (code - zero_point) * scale

@@ -62,6 +62,8 @@ STAGE = "refine"
 SPARSE = 0.8
 """Up to this share of a layer's positions, computing them alone is quicker than the whole layer."""
 
+MULTIPLIED_AT_ONCE = 8  # samples: as many for any number of threads, so that sums are taken in the same order
+
 SEED = 20  # any number: the same rows in every run
 HOLD_OUT_EVERY = 5
 LEAST_ROWS = 16  # fewer rows teach a layer nothing
@@ -281,11 +283,12 @@ def build_problem(
     counts = [max(1, int(share * len(output.positions))) for output in outputs]
     ends = np.cumsum(counts)
     rows = np.empty((groups, int(ends[-1]), inputs), np.float32)
+    seen = _seen_by(layer, walk, target.outputs)
 
     def fill(number: int) -> None:
-        output, count = outputs[number], counts[number]
-        part = rows[:, ends[number] - count : ends[number]]
-        _fill_rows(layer, walk, order[number], replace(output, positions=output.positions[:count]), part)
+        image, indices = seen[order[number]]
+        count = counts[number]
+        _fill_rows(layer, walk, order[number], (image[:count], indices[:count]), rows, int(ends[number]) - count)
 
     walk.map(fill)
     wanted = np.concatenate([output.rows[:count] for output, count in zip(outputs, counts, strict=True)])
@@ -304,12 +307,16 @@ def build_problem(
 
 
 def _fill_rows(
-    layer: MatrixLayer, walk: QuantizedWalk, sample: int, output: SampledOutput, rows: npt.NDArray[np.float32]
+    layer: MatrixLayer,
+    walk: QuantizedWalk,
+    sample: int,
+    seen: tuple[Indices, Indices],
+    rows: npt.NDArray[np.float32],
+    first: int,
 ) -> None:
-    """Decode what the sampled positions of a layer's output see of its input: (groups, positions, inputs)."""
+    """Decode what positions of a layer's output see of its input into rows (groups, positions, inputs) from `first`."""
     codes, scale, zero_point = walk.frontier.stored(layer.input, sample)
-    image, indices = input_indices(layer, codes.shape, output.shape, output.positions)
-    gather(layer.maps(codes), np.float32(scale), np.float32(zero_point), image, indices, rows)
+    gather(layer.maps(codes), np.float32(scale), np.float32(zero_point), *seen, rows, first)
 
 
 def quantized_answers(layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget) -> list[npt.NDArray[np.float32]]:
@@ -325,15 +332,35 @@ def quantized_answers(layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarg
         return walk.over_outputs(node, lambda sample, output: take_rows(layer.maps(output), outputs[sample].positions))
     matrix = layer.as_matrix(walk.constant(node, 1)).astype(np.float32)
     added = np.float32(0.0) if bias is None else np.asarray(bias, np.float32).reshape(-1)
-    multiply = RowProduct(matrix)
+    multiply, seen = RowProduct(matrix), _seen_by(layer, walk, outputs)
 
-    def answer(sample: int) -> npt.NDArray[np.float32]:
-        output = outputs[sample]
-        rows = np.empty((layer.groups, len(output.positions), layer.shape[2]), np.float32)
-        _fill_rows(layer, walk, sample, output, rows)
-        return np.asarray(multiply(rows) + added, np.float32)
+    def answer(first: int) -> list[npt.NDArray[np.float32]]:
+        part = range(first, min(first + MULTIPLIED_AT_ONCE, len(outputs)))
+        ends = np.cumsum([0, *(len(outputs[sample].positions) for sample in part)])
+        rows = np.empty((layer.groups, int(ends[-1]), layer.shape[2]), np.float32)
+        for sample, start in zip(part, ends.tolist(), strict=False):
+            _fill_rows(layer, walk, sample, seen[sample], rows, start)
+        return np.split(np.asarray(multiply(rows) + added, np.float32), ends[1:-1])
 
-    return walk.map(answer)
+    shares = walk.pool.map(answer, range(0, len(outputs), MULTIPLIED_AT_ONCE))
+    return [answers for share in shares for answers in share]
+
+
+def _seen_by(
+    layer: MatrixLayer, walk: QuantizedWalk, outputs: Sequence[SampledOutput]
+) -> list[tuple[Indices, Indices]]:
+    """Return what of a layer's input the positions of each sample see, as `input_indices` does for one of them."""
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for sample, output in enumerate(outputs):
+        alike.setdefault((walk.frontier.shape(layer.input, sample), output.shape), []).append(sample)
+    seen: list[tuple[Indices, Indices]] = [(np.empty(0, np.int64),) * 2] * len(outputs)
+    for (source, result), samples in alike.items():
+        positions = [outputs[sample].positions for sample in samples]
+        image, indices = input_indices(layer, source, result, np.concatenate(positions))
+        ends = np.cumsum([0, *map(len, positions)])
+        for sample, start, end in zip(samples, ends, ends[1:], strict=False):
+            seen[sample] = image[start:end], indices[start:end]
+    return seen
 
 
 def _cut(problem: LayerProblem, part: slice) -> LayerProblem:

@@ -265,7 +265,7 @@ class LayerRefiner:
         """Choose the layer's weights, if the refinement does, then its bias. The walk's plan has the change then."""
         before = self.walk.plan.of(str(layer.weight.name))
         report = (
-            self._choose_weights(layer, target) if self.refinement.learns_weights else self._bias_only(layer, target)
+            self._choose_weights(layer, target) if self.refinement.chooses_weights else self._bias_only(layer, target)
         )
         return LayerChange.since(before, layer, self.walk.plan, report)
 

@@ -8,12 +8,13 @@ from detent.refinements.adaquant import AdaQuant
 from detent.refinements.adaround import AdaRound
 from detent.refinements.bias_correction import BiasCorrection
 from detent.refinements.gptq import Gptq
+from detent.refinements.quick_rounding import QuickRounding
 from detent.refinements.refinement import Refinement
 from detent.refinements.rounding import Rounding
 from detent.settings import parse_choice
 
 REFINEMENTS: Mapping[str, Refinement | None] = {
-    **{each.name: each for each in (BiasCorrection(), Rounding(), Gptq(), AdaRound(), AdaQuant())},
+    **{each.name: each for each in (QuickRounding(), BiasCorrection(), Rounding(), Gptq(), AdaRound(), AdaQuant())},
     "none": None,
 }
 
@@ -29,6 +30,7 @@ __all__ = [
     "AdaRound",
     "BiasCorrection",
     "Gptq",
+    "QuickRounding",
     "Refinement",
     "Rounding",
     "parse_refinement",

@@ -183,3 +183,28 @@ def add_pulls(
                 weight[channel] += slope * slope
                 pulls[part, channel] += slope * (target[row, channel] - _activate(value, curve))
             row += 1
+
+
+@compiled
+def pull_answers(
+    answers: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32],
+    wanted: npt.NDArray[np.float32],
+    curve: CurveNumbers,
+    sums: Floats,
+) -> None:
+    """Replace answers without their bias (groups, rows, channels) by slopes times what is left, in place.
+
+    Add each channel's squared errors, slopes times what is left, and squared slopes to `sums` (3, groups, channels).
+    """
+    for group in range(answers.shape[0]):
+        errors, pulls, slopes = sums[0, group], sums[1, group], sums[2, group]
+        for row in range(answers.shape[1]):
+            for channel in range(answers.shape[2]):
+                value = np.float64(answers[group, row, channel]) + np.float64(bias[group, channel])
+                left = np.float64(wanted[group, row, channel]) - _activate(value, curve)
+                slope = _slope(value, curve)
+                answers[group, row, channel] = slope * left
+                errors[channel] += left * left
+                pulls[channel] += slope * left
+                slopes[channel] += slope * slope

@@ -15,6 +15,7 @@ taken as they were.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -219,10 +220,10 @@ class LayerProblem:
         """Return biases as the quantized layer will add them."""
         return stored_bias(bias, self.bias_params) if self.free_bias else bias
 
+    @cached_property
     def mean_input(self) -> Floats:
-        """Return the mean of every input over the rows, as one product for each group."""
-        share = np.full(self.samples, 1.0 / max(self.samples, 1), np.float32)
-        return np.array([share @ rows for rows in self.rows], np.float64)
+        """The mean of every input over the rows."""
+        return np.asarray(np.add.reduce(self.rows, axis=1, dtype=np.float64) / max(self.samples, 1))
 
     def mean_products(self, codes: Floats, mean_input: Floats) -> Floats:
         """Return what codes make of the mean input, for every channel."""
@@ -233,13 +234,14 @@ class LayerProblem:
         """Return the bias with which codes give the mean of the target on the problem's own rows."""
         if not self.free_bias:
             return self.bias
-        return np.asarray(self.target.mean(axis=0, dtype=np.float64) - self.mean_products(codes, self.mean_input()))
+        return np.asarray(self.target.mean(axis=0, dtype=np.float64) - self.mean_products(codes, self.mean_input))
 
     def relative_error(self, codes: Floats, bias: Floats) -> float:
         """Return the mean square error on the rows, after activation and saturation, relative to float."""
         stored = self.stored_bias(bias)
         weights = (codes * self.weight_scale[..., None]).astype(np.float32)
-        found = np.stack([rows @ matrix.T for rows, matrix in zip(self.rows, weights, strict=True)])
+        with np.errstate(over="ignore"):  # what overflows has an infinite error
+            found = np.matmul(self.rows, weights.swapaxes(1, 2))
         found += stored[:, None, :].astype(np.float32)
         wanted = self.wanted()
         error = float(np.square(self._finish(found) - wanted, dtype=np.float64).mean())

@@ -80,7 +80,7 @@ class RowMoments:
         groups, _, inputs = problem.weight.shape
         input_mean, output_mean = np.zeros((groups, inputs)), problem.bias
         if problem.free_bias:
-            input_mean, output_mean = problem.mean_input(), problem.target.mean(axis=0, dtype=np.float64)
+            input_mean, output_mean = problem.mean_input, problem.target.mean(axis=0, dtype=np.float64)
         second, cross = np.empty((groups, inputs, inputs)), np.empty(problem.weight.shape)
         targets = np.ascontiguousarray(problem.target.transpose(1, 2, 0))
         for g in range(groups):  # one at a time: a copy of one group's rows is small

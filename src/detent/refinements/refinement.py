@@ -76,10 +76,12 @@ class Contest:
 class Refinement:
     """A way to choose biases or weights by what they do. `samples` of the calibration data are looked at.
 
-    The class attributes tell what it is: `learns_weights` (otherwise only biases change), `learns_by_gradient` (it
-    takes minutes), and `integer_weights_only`.
+    The class attributes tell what it is: `chooses_weights` (otherwise only biases change), `learns_weights` (it takes
+    its time for that, so it is asked for, can be resumed, and is compared with bias correction alone),
+    `learns_by_gradient` (it takes minutes), and `integer_weights_only`.
     """
 
+    chooses_weights: ClassVar[bool] = False
     learns_weights: ClassVar[bool] = False
     learns_by_gradient: ClassVar[bool] = False
     integer_weights_only: ClassVar[bool] = False
@@ -166,6 +168,7 @@ class Refinement:
 class WeightRefinement(Refinement):
     """A refinement that chooses weights. Each layer sees `rows` output positions of each sample."""
 
+    chooses_weights: ClassVar[bool] = True
     learns_weights: ClassVar[bool] = True
 
     rows: int = 64

@@ -31,6 +31,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from detent.refinements.activations import pull_answers
 from detent.refinements.gptq import order_by_activation, round_in_order
 from detent.refinements.layer_problem import Floats, LayerProblem, Solution, StepRounder
 from detent.refinements.least_squares import (
@@ -54,7 +55,7 @@ Singles = npt.NDArray[np.float32]
 
 def fit_through_activation(problem: LayerProblem, moments: RowMoments, damping: float) -> tuple[Floats, Floats]:
     """Return the weights and the bias (at the mean input) with the least damped error after the activation."""
-    rows, start, wanted = problem.rows, problem.weight.astype(np.float32), problem.wanted()
+    rows, start, wanted = problem.rows, problem.weight.astype(np.float32), np.ascontiguousarray(problem.wanted())
     mean = moments.input_mean.astype(np.float32)
     second, added = moments.damped(damping)
     inverse = np.linalg.inv(second).astype(np.float32)
@@ -65,20 +66,18 @@ def fit_through_activation(problem: LayerProblem, moments: RowMoments, damping: 
     length = np.ones(bias.shape, np.float32)
     direction, bias_direction = np.zeros_like(weights), np.zeros_like(bias)
     for _ in range(STEPS):
-        answers = np.matmul(rows, weights.swapaxes(1, 2))
-        answers += (bias - np.matmul(weights, mean[..., None])[..., 0])[:, None, :]
-        left = wanted - problem.curve(answers)
-        error = np.square(left, dtype=np.float64).sum(axis=1) + added[:, None] * np.square(weights - start).sum(axis=2)
+        left = np.matmul(rows, weights.swapaxes(1, 2))
+        sums = np.zeros((3, *bias.shape))
+        pull_answers(left, bias - np.matmul(weights, mean[..., None])[..., 0], wanted, problem.curve.numbers, sums)
+        error = sums[0] + added[:, None] * np.square(weights - start).sum(axis=2)
         better = error < best
         best = np.where(better, error, best)
         kept_weights, kept_bias = np.where(better[..., None], weights, kept_weights), np.where(better, bias, kept_bias)
         length = np.where(better, length * LONGER, length * SHORTER).astype(np.float32)
-        slope = problem.curve.derivative(answers)
-        left *= slope
-        total = left.sum(axis=1)
+        total = sums[1].astype(np.float32)
         found = np.matmul(left.swapaxes(1, 2), rows) - total[..., None] * mean[:, None, :] - pull * (weights - start)
         found = np.matmul(found, inverse)
-        step = total / np.maximum(np.square(slope).sum(axis=1), np.float32(LEAST_SLOPE * problem.samples))
+        step = total / np.maximum(sums[2], LEAST_SLOPE * problem.samples)
         direction = np.where(better[..., None], found, direction)
         bias_direction = np.where(better, step, bias_direction)
         weights = (kept_weights + length[..., None] * direction).astype(np.float32)
@@ -91,13 +90,12 @@ def fit_bias(problem: LayerProblem, codes: Floats, start: Floats) -> Floats:
     if not problem.free_bias:
         return problem.bias
     weights = (codes * problem.weight_scale[..., None]).astype(np.float32)
-    answers, wanted = np.matmul(problem.rows, weights.swapaxes(1, 2)), problem.wanted()
+    answers, wanted = np.matmul(problem.rows, weights.swapaxes(1, 2)), np.ascontiguousarray(problem.wanted())
     bias = start.copy()
     for _ in range(BIAS_STEPS):
-        there = answers + bias[:, None, :].astype(np.float32)
-        slope = problem.curve.derivative(there)
-        pull = (slope * (wanted - problem.curve(there))).sum(axis=1, dtype=np.float64)
-        bias += pull / np.maximum(np.square(slope).sum(axis=1, dtype=np.float64), LEAST_SLOPE * problem.samples)
+        sums = np.zeros((3, *bias.shape))
+        pull_answers(answers.copy(), bias.astype(np.float32), wanted, problem.curve.numbers, sums)
+        bias += sums[1] / np.maximum(sums[2], LEAST_SLOPE * problem.samples)
     return bias
 
 

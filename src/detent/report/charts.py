@@ -142,7 +142,6 @@ class DepthChart:
     limits: Mapping[float, str] = field(default_factory=dict)
 
     def draw(self) -> Markup:
-        """Return the chart as markup."""
         axis = Axis.over(point.value for line in self.series for point in line if point is not None)
         named = [point for point in self.series[0] if point is not None and point.name]
         parts = [*_horizontal_grid(axis), *(self._ticks() if named else _ends("first", "last"))]
@@ -196,7 +195,6 @@ class HistogramChart:
     label: str
 
     def draw(self) -> Markup:
-        """Return the chart as markup."""
         columns, span = self.shown.columns, self.shown.span
         axis = Axis.around((0.0, *(span or ()), *(edge for left, right, _ in columns for edge in (left, right))))
         counts = CountAxis.over(count for *_, count in columns)
@@ -230,7 +228,6 @@ class ChannelChart:
     label: str
 
     def draw(self) -> Markup:
-        """Return the chart as markup."""
         drawn = [value for value in (*self.sizes.before, *self.sizes.after) if value > 0]
         if not drawn:
             return tag("p", "All channels are zero.", class_="quiet")
@@ -266,7 +263,6 @@ class IntervalChart:
     unit: str
 
     def draw(self) -> Markup:
-        """Return the chart as markup."""
         ends = [end for loss in self.losses for end in (loss.loss, *(loss.ends or ()))]
         axis = Axis.over([0.0, *ends, *([] if self.limit is None else [self.limit])])
         rows = [
@@ -317,7 +313,6 @@ class FrontChart:
     loss: str
 
     def draw(self) -> Markup:
-        """Return the chart as markup."""
         across = Axis.over([0.0, *(each.cost for each in self.candidates)])
         losses = [end for each in self.candidates for end in (each.loss, *(each.ends or ()))]
         up = Axis.over([0.0, *losses])
@@ -347,7 +342,7 @@ class FrontChart:
         yield tag("circle", about, cx=_percent(x), cy=_percent(y), r=5, class_=f"dot{style}")
         aside, anchor = (-10, "end") if x > 0.6 else (10, "start")
         place = {"x": _percent(x), "y": _percent(y), "text_anchor": anchor}
-        # Names above and below by turns: candidates of about the same cost stand close together.
+        # Names alternate above and below: candidates of about the same cost stand close together.
         above = self.candidates.index(each) % 2 == 0
         name = in_the_middle(each.name, CANDIDATE_LETTERS)
         yield tag("text", name, **place, dx=aside, dy=-8 if above else 18, class_="who")

@@ -1,4 +1,4 @@
-"""A document: what there is to say about a result, independent of where it is shown.
+"""A document: everything to say about a result, independent of where it is shown.
 
 Each result type has one function that builds its document (documents.py). Renderers know documents only: terminal.py
 prints them, page.py makes a page or a fragment of HTML. A new section is one function in the module of its result.
@@ -215,7 +215,6 @@ def name(text: str, **more: object) -> Cell:
 
 
 def words(text: str, below: str = "") -> Cell:
-    """Return a cell that is sorted by its text."""
     return Cell(text, text, below=below)
 
 
@@ -242,7 +241,6 @@ def named(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
 
 
 def worded(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
-    """Return a column of words."""
     take = _taker(get)
     return Column(title, meaning, cell=lambda item: words(take(item)), **more)
 

@@ -23,7 +23,7 @@ from detent.results.compared import Emulation, FolderComparison, ModelComparison
 from detent.results.evaluated import Evaluation
 from detent.results.quantized import Report
 from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
-from detent.results.summarized import StatisticsView
+from detent.results.tensors import StatisticsView
 
 BUILDERS: dict[type, Callable[[Any], Document]] = {
     Report: quantization_document,

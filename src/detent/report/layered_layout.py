@@ -269,7 +269,6 @@ class _Layered:
 
 
 def _ranks(sources: Sequence[Sequence[int]], readers: Sequence[Sequence[int]], fixed: set[int]) -> list[int]:
-    """Return the rank of each node, from 0."""
     rank: list[int] = []
     floating: list[bool] = []  # nothing but constants leads to it
     for node, read in enumerate(sources):

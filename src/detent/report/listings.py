@@ -17,7 +17,7 @@ from detent.report import document as doc
 from detent.report.figures import command, listed, size
 from detent.results.checked import LEVELS, MODEL, DeviceCheck, FindingGroup, grouped, operators_left, pieces, summary
 from detent.results.paired import interval_text
-from detent.results.summarized import StatisticsView, TensorSummary
+from detent.results.tensors import StatisticsView, TensorSummary
 
 SHOWN = 8  # rows of a table that a short answer lists
 
@@ -82,7 +82,7 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     steps += [f"widen ({recipe.widen:g} dB)"] if recipe.widen is not None else []
     refinement = recipe.refinement
     if refinement is not None:
-        steps.append(refinement.name if refinement.learns_weights else "correct biases")
+        steps.append(refinement.name if refinement.chooses_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
     file = doc.Section("File", blocks=[doc.Code(to_toml(recipe), on="both")], folded=False)
     closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]
@@ -242,7 +242,6 @@ _SHOWN_NODES = 4
 
 
 def check_document(check: DeviceCheck) -> doc.Document:
-    """Build the document of a check for a device."""
     left = ", ".join(f"{op_type} {count}" for op_type, count in operators_left(check).items())
     on_cpu = [doc.Paragraph(f"On the CPU: {left}.")] if left and check.target != "cpu" else []
     notes = doc.NoteList([_finding_note(group) for group in grouped(check.findings)], shown=SHOWN_FINDINGS)
@@ -273,7 +272,6 @@ def _finding_note(group: FindingGroup) -> doc.Note:
 
 
 def device_figure(check: DeviceCheck) -> doc.KeyFigure:
-    """Return the verdict as a figure."""
     text, level = _VERDICTS[check.verdict]
     meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {pieces(check)}"
     if check.verdict == "rejected":

@@ -221,7 +221,6 @@ def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
 def _score_column(
     title: str, get: doc.Getter, form: str, interval: Callable[[Any], Interval | None], meaning: str = "", **more: Any
 ) -> doc.Column:
-    """Return a column of scores, each with its interval below it."""
     explained = f"{meaning} {INTERVAL_MEANING}".strip()
     return doc.figure(
         title, get, form, explained, small=lambda model: interval_text(interval(model), form), below=INTERVAL, **more
@@ -263,7 +262,6 @@ def _agreement_column(samples: int) -> doc.Column:
 
 
 def _outputs(models: Sequence[evaluated.ModelResult]) -> doc.Section | None:
-    """Compare models by their outputs."""
     rows = [
         (model.model, output, close)
         for model in models
@@ -354,7 +352,7 @@ def _unanswered(result: evaluated.Evaluation) -> doc.Section | None:
         for warning in each.scores.warnings
     ]
     notes = [doc.Note("Warning", "warn", warning) for warning in warnings]
-    return doc.Section("Answers that are none", blocks=[doc.NoteList(notes)], folded=False) if notes else None
+    return doc.Section("Missing answers", blocks=[doc.NoteList(notes)], folded=False) if notes else None
 
 
 def _changes(result: evaluated.ModelResult) -> doc.Section | None:

@@ -13,8 +13,7 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.report.charts import TICKS, Axis, CountAxis, tag
 from detent.report.figures import file_stem, printable
 from detent.results.paired import Interval
-from detent.results.summarized import Choices
-from detent.results.tensors import columns_of
+from detent.results.tensors import Choices, columns_of
 
 WIDTH, LEFT, RIGHT = 1000, 175, 135
 PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34

@@ -118,7 +118,6 @@ class DeviceCheck(Result):
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def __str__(self) -> str:
-        """Return the verdict in a sentence."""
         return summary(self)
 
 
@@ -191,7 +190,6 @@ class Placement:
         return self.after.device_nodes < self.before.device_nodes or self.after.subgraphs > self.before.subgraphs > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {
             "target": self.after.target,
             **{

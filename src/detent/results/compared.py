@@ -72,7 +72,6 @@ class ModelComparison(Result):
         return f"{count} inner {were} compared with the scales of {their} channels undone."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         return {
             "before": self.before,
             "after": self.after,
@@ -120,7 +119,6 @@ class FolderComparison(Result):
     other: str
 
     def measures(self) -> list[str]:
-        """Return the measures that at least one file has."""
         return [measure for measure in FOLDER_MEASURES if self._values(measure)]
 
     def mean(self, measure: str) -> float:
@@ -183,7 +181,6 @@ class EmulationReport:
     overflows: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return plain_fields(self)
 
 

@@ -188,11 +188,9 @@ class Answers(Scores):
 
     @property
     def summary(self) -> str:
-        """The accuracy of the top answer."""
         return f"{self.accuracy():.2f} % top-1"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         found: dict[str, Any] = {}
         for top in self.tops:
             right = int(self.right(top).sum())
@@ -211,7 +209,6 @@ class SampleScores(Scores):
 
     @property
     def mean(self) -> float:
-        """The mean over all samples."""
         return float(self.values.mean())
 
     def interval(self) -> paired.Interval | None:
@@ -227,17 +224,14 @@ class SampleScores(Scores):
         return self.values - before.values if self.lower_is_better else before.values - self.values
 
     def drawn_losses(self, before: Scores | None) -> paired.Floats:
-        """Return the loss on each draw."""
         assert isinstance(before, SampleScores), "losses are of the same kind of scores"
         return paired.resampled(self._worse(before))
 
     @property
     def summary(self) -> str:
-        """The mean."""
         return f"{self.metric} {self.mean:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         named = {"metric": self.metric, "lower_is_better": self.lower_is_better}
         return {"score": {**named, "mean": self.mean, "interval": self.interval()}}
 
@@ -257,11 +251,9 @@ class WholeScore(Scores):
 
     @property
     def summary(self) -> str:
-        """The value."""
         return f"{self.metric} {self.value:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         return {"score": {"metric": self.metric, "lower_is_better": self.lower_is_better, "value": self.value}}
 
 
@@ -305,7 +297,6 @@ class Deviation(Scores):
         return f"{loss.points:.4g} {loss.unit}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         if self.agreeing is None:
             return {"outputs": self.outputs, "same_top_answer": None}
         interval = paired.in_percent(paired.wilson_interval(self.agreeing, len(self.names)))
@@ -347,7 +338,6 @@ class ModelResult:
         return self.losses[0] if self.losses else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         found: dict[str, Any] = {"model": self.model, "bytes": self.bytes, "seconds": round(self.seconds, 3)}
         if self.cost is not None:
             found["estimated_milliseconds"] = round(self.cost.milliseconds, 3)

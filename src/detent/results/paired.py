@@ -39,7 +39,6 @@ _NEARLY_NORMAL = 200
 
 
 def interval_text(ends: Interval | None, form: str = ".2f") -> str:
-    """Write both ends of an interval."""
     return "-" if ends is None else f"{ends[0]:{form}} .. {ends[1]:{form}}"
 
 

@@ -93,7 +93,6 @@ class Widening:
 
     @property
     def names(self) -> frozenset[str]:
-        """All values with 16 bits."""
         return frozenset(name for tensor in self.tensors for name in tensor.shared)
 
 

@@ -92,7 +92,6 @@ class LayerSensitivity:
 
     @property
     def error_db(self) -> float:
-        """The error in dB."""
         return decibels(self.error)
 
 
@@ -368,7 +367,6 @@ class StepOutcome:
     drawn: tuple[float, ...] | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod

@@ -81,12 +81,10 @@ class TaskScores(Scores):
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """The keys of the losses in JSON."""
         return "loss", *(f"loss_{figure.name}" for figure in self.figures[1:])
 
     @property
     def summary(self) -> str:
-        """The first figure."""
         return f"{self.figures[0].value:.2f} {self.figures[0].name}"
 
     def changed(self, before: TaskScores) -> list[ChangedSample]:
@@ -108,7 +106,6 @@ class TaskScores(Scores):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         figures = {figure.name: {"percent": figure.value, "interval": figure.interval} for figure in self.figures}
         by_sample = dict(zip(self.names, self.values.tolist(), strict=True))
         samples = {"metric": self.value_name, "values": by_sample}
@@ -162,7 +159,6 @@ class AgreementScores(Scores):
         return (Loss(100 * ratio, WORST_PART, ends, samples),)
 
     def drawn_losses(self, before: Scores | None) -> Floats:  # noqa: ARG002
-        """Return the loss on each draw."""
         return 100 * resampled(*(self.costs if self.costs is not None else self._worst()))
 
     def _worst(self) -> tuple[Floats, Floats]:
@@ -175,9 +171,7 @@ class AgreementScores(Scores):
 
     @property
     def summary(self) -> str:
-        """What became of the answers."""
         return self._losses()[0].unit if self.agreement is None else self.agreement.summary
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
         return {"agreement": self.agreement}

@@ -5,7 +5,7 @@ so formats are assigned from these errors, and the model with all of them is mea
 whole model misses the wanted error, formats are assigned again for an error that is lower by as much as it was missed.
 
 - `search_precision`: each layer's weights, or each activation, takes one of several formats. Errors are those at the
-  worst part of the outputs, as in `sensitivity_analysis.layer_errors`.
+  worst part of the outputs, as in `sensitivity_analysis`.
 - `search_layers`: each layer takes the recipe's formats or one set of others, activations and weights together. Two
   models are planned, one with each, since a layer's other formats may change what is converted around it. The bound
   is about whole outputs, and so are the errors.
@@ -45,8 +45,8 @@ from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
 from detent.recipe.file import parse_format
 from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
-from detent.search.probing import SAMPLES, literal, parts_of, unrefined
-from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
+from detent.search import SAMPLES, literal, parts_of, unrefined
+from detent.sensitivity_analysis import errors_of, evenly_spaced
 from detent.sensitivity_analysis.variants import Parts, QuantizedUnit, all_quantized, quantized_units
 
 ROUNDS = 4  # how often formats are assigned at most before the finest are taken
@@ -111,12 +111,10 @@ def _rate(before: FormatOption, after: FormatOption) -> float:
 
 
 def error_of(choice: Choice) -> float:
-    """Add up the errors."""
     return sum(option.error for option in choice.values())
 
 
 def bits_of(choice: Choice) -> int:
-    """Add up the bits."""
     return sum(option.bits for option in choice.values())
 
 
@@ -211,13 +209,17 @@ class LayerSearch:
 
     @property
     def reached(self) -> bool:
-        """Whether the wanted error is."""
         return self.error <= self.wanted
 
 
 def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *, count: int = SAMPLES) -> LayerSearch:
     """Choose which of the `layers` take the other formats."""
-    _check_integers(job.recipe, other)
+    for role in ("activations", "weights"):
+        if getattr(other, role) is not None and not is_integer(job.recipe.formats[role]):
+            raise UsageError(
+                f"Only integers are searched for, and the {role} of recipe {job.recipe.name} are not integers. "
+                "Give the other format to every layer, or to some by name."
+            )
     usual = Run(unrefined(job, count)).planned
     names = _weighted_layers(usual, layers)
     changed = Run(unrefined(_with(job, other, names), count)).planned
@@ -302,7 +304,6 @@ class _FormatSearch:
         return all_quantized(name, [*(unit for unit in self._usual if unit.name not in replaced), *chosen])
 
     def result(self, choice: Choice, recipe: Recipe, error: float, reached: bool) -> PrecisionSearch:
-        """Return the choice as a recipe."""
         slots: dict[IntegerFormat, list[str]] = {}
         for slot, option in choice.items():
             fmt = _integers(option)
@@ -466,15 +467,6 @@ def _check_bounds(candidates: Sequence[IntegerFormat], max_error: float | None, 
     bits = sorted(fmt.bits for fmt in candidates)
     if mean_bits is not None and not mean_bits >= bits[0]:
         raise UsageError(
-            f"{mean_bits:g} bits on average cannot be had from formats of at least {bits[0]}: ask for {bits[0]} to "
+            f"{mean_bits:g} bits on average are not possible with formats of at least {bits[0]}: ask for {bits[0]} to "
             f"{bits[-1]}."
         )
-
-
-def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
-    for role in ("activations", "weights"):
-        if getattr(other, role) is not None and not is_integer(recipe.formats[role]):
-            raise UsageError(
-                f"Only integers are searched for, and the {role} of recipe {recipe.name} are none. Give the other "
-                "format to every layer, or to some by name."
-            )

@@ -170,7 +170,6 @@ class VariantErrors:
         return np.where(np.isfinite(ratios), ratios, np.inf)
 
     def error(self, variant: str) -> float:
-        """Return the error at the worst part."""
         return float(self.errors(variant).max(initial=0.0))
 
     def mean_error(self, variant: str) -> float:
@@ -235,14 +234,12 @@ class VariantComparison:
         parts: Parts,
         memory: int,
     ) -> VariantComparison:
-        """Prepare the variants of an experiment."""
         whole = all_quantized(EVERYTHING, units)
         if experiment == "left float":
             return cls(model, plan, whole, list(left_float(units)), parts, memory)
         return cls(model, plan, UNCHANGED, [whole, *(unit.variant for unit in units)], parts, memory)
 
     def __call__(self, pending: PendingSample) -> VariantErrors:
-        """Return the sums of one sample."""
         sample = pending.load()
         answers = self._answers(sample)
         itself = next(answers)

@@ -27,7 +27,7 @@ from detent.errors import DataError
 from detent.observe.files import load_npz, npz_shapes
 from detent.observe.images import Size
 from detent.settings import parse_json, read_text
-from detent.tasks.boxes import Floats, Truths
+from detent.tasks.detection import Floats, Truths
 from detent.tasks.task import Task
 
 IGNORED = 255  # A pixel of no class
@@ -301,7 +301,6 @@ class MaskLabels:
 
 
 def read_masks(folder: Path) -> MaskLabels:
-    """Find the masks in a folder."""
     files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.png"))}
     if not files:
         raise DataError(f"{folder} has no labels: there is no .txt file (boxes) and no .png file (masks) in it.")
@@ -365,7 +364,6 @@ def is_pair_file(file: Path) -> bool:
 
 
 def read_pairs(file: Path) -> PairFile:
-    """Read a file of pairs."""
     arrays = load_npz(file)
     missing = [key for key in PAIR_KEYS if key not in arrays]
     if missing:

@@ -21,7 +21,7 @@ from detent.errors import UsageError, check_known
 from detent.graph.values import rank, static_shape
 from detent.observe.exporters import class_names
 from detent.plan.postprocessing import find_postprocessing
-from detent.tasks.heads import Shape, anchors_of, recognise_head
+from detent.tasks.detection import Shape, anchors_of, recognise_head
 
 
 class Task(str, Enum):

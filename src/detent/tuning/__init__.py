@@ -1,1 +1,185 @@
-"""Tuning: better and better ways to quantize a model, until one loses little enough."""
+"""Tuning from end to end: a model, data and an acceptable loss in; the first model within it, or the best, out.
+
+Models are judged on the user's own evaluation data, or else on the calibration samples that are held out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from detent.errors import UsageError
+from detent.evaluation.dataset import FIND, Dataset, LabelsLike
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.metric_file import Metric, as_metric
+from detent.graph.load import load, name_of, stored_bytes
+from detent.graph.save import check_output, save
+from detent.observe.preprocess import PreprocessOptions
+from detent.observe.samples import RowSelection
+from detent.observe.sources import RowSource, input_specs, open_source
+from detent.observe.store import fingerprint_of
+from detent.options import TuneOptions
+from detent.pipeline.job import Job
+from detent.pipeline.run import Run
+from detent.recipe.file import to_toml
+from detent.results.searched import Tuning
+from detent.results.tensors import in_integers
+from detent.tuning.steps import Blame, Kind
+from detent.tuning.tuner import OUT_OF_TIME, Clock, Record, TriedStep, Tuner, contents_of, key_of, parse_duration
+
+FEWEST_JUDGED = 4  # an interval of fewer samples says nothing
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How models are judged; without `data`, by their answers to calibration samples beside the float model's."""
+
+    data: object = None
+    metric: str | Path | Metric | None = None
+    labels: LabelsLike = FIND
+    label_offset: int = 0
+    preprocess: PreprocessOptions | None = None
+    limit: int | None = None
+
+
+def open_judge(job: Job, judging: Judging) -> Evaluator:
+    """Return what judges the models of a job: by labels or a metric, or else by the answers of the float model."""
+    options = judging.preprocess or job.preprocess
+    if judging.data is None and judging.limit is not None:
+        raise UsageError("--eval-limit is about the data of --eval: give that too.")
+    data, labels = judging.data, judging.labels
+    if data is None:
+        data, labels = held_out_data(job), None
+    prepared = Run(job).prepared
+    return Evaluator(
+        job.model,
+        data,
+        labels=labels,
+        label_offset=judging.label_offset,
+        metric=judging.metric,
+        preprocess=options,
+        limit=judging.limit,
+        batch=None if isinstance(data, Dataset) else job.options["batch"],
+        threads=job.collecting.threads,
+        providers=job.collecting.providers,
+        emulate=job.recipe.emulated,
+        purpose=(prepared.purpose, prepared.parts),
+        progress=job.progress,
+    )
+
+
+def held_out_data(job: Job) -> Dataset:
+    """Return the calibration samples that a run of the job holds out, as data to judge on."""
+    if job.calibration is None:
+        raise UsageError("There is nothing to judge by: give calibration data (--calib), and --eval or --metric.")
+    source = open_source(
+        job.calibration,
+        input_specs(load(job.model)),
+        preprocess=job.preprocess,
+        limit=job.options["limit"],
+        hold_out=job.options["hold_out"],
+        seed=job.options["seed"],
+        batch=job.options["batch"],
+    )
+    if not isinstance(source, RowSource):
+        raise UsageError(
+            "Models are judged on the same samples again and again, which a stream cannot give: give --eval a folder, "
+            "or an array."
+        )
+    rows = [row for at, row in enumerate(source.selection.rows) if at in source.selection.held_out]
+    if len(rows) < FEWEST_JUDGED:
+        raise UsageError(
+            f"Of {len(source.selection.rows)} {source.rows.noun} {source.rows.place} only {len(rows)} are held out to "
+            f"judge by, which says nothing. Give more samples, hold out more of them (--hold-out {FEWEST_JUDGED}), or "
+            "give --eval."
+        )
+    judged = replace(source, selection=RowSelection(rows, frozenset(), len(rows), 0))
+    folder = Path(job.calibration) if isinstance(job.calibration, (str, Path)) else None
+    return Dataset(judged, folder, None, None, None)
+
+
+def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
+    """Tune; see `detent.tune`. The result and its recipe are written if there is an output."""
+    max_drop, budget, toml = options["max_drop"], options["budget"], options["toml"]
+    recipe_file = Path(toml) if toml is not None else None if output is None else output.with_suffix(".toml")
+    if not max_drop >= 0.0:
+        raise UsageError(f"The acceptable loss is {max_drop}: it must not be negative.")
+    seconds = None if budget is None else parse_duration(budget)
+    for file in filter(None, (output, recipe_file)):
+        check_output(file, job.model)
+    labels, offset = options["labels"], options["label_offset"]
+    metric, limit = as_metric(options["metric"]), options["eval_limit"]
+    judging = Judging(options["evaluation"], metric, labels, offset, job.preprocess, limit)
+    record = Record.open(output, _key(job, judging), resume=options["resume"])
+    clock = Clock(seconds)
+    evaluator = open_judge(job, judging)
+    expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
+    tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or (lambda _: None))
+    stopped = tuner.run()
+    assert tuner.best is not None, "the first step is always finished"
+    proto = tuner.best.model if tuner.best.model is not None else record.best_model()
+    result = replace(_result(tuner, tuner.best, stopped), model=proto, output=None if output is None else str(output))
+    if output is not None:
+        save(ir.from_proto(proto), output)
+    if recipe_file is not None:
+        result = result.with_file(recipe_file)
+    if stopped == OUT_OF_TIME and not result.met and record.folder is not None:
+        return replace(result, kept=str(record.folder))
+    record.remove()
+    return result
+
+
+def _key(job: Job, judging: Judging) -> str:
+    """Return what the outcomes of steps depend on."""
+    metric = judging.metric
+    return key_of(
+        {
+            "model": fingerprint_of(load(job.model)),
+            "recipe": to_toml(job.recipe),
+            "calibration": contents_of(job.calibration),
+            "options": [
+                job.preprocess,
+                job.shapes,
+                *(job.options[name] for name in ("limit", "hold_out", "seed", "batch", "task")),
+            ],
+            "preprocess": contents_of(job.preprocess.file) if job.preprocess and job.preprocess.file else None,
+            "evaluation": [contents_of(judging.data), judging.labels, judging.label_offset, judging.limit],
+            "metric": None if not isinstance(metric, Metric) else contents_of(metric.origin) or metric.name,
+        }
+    )
+
+
+def _result(tuner: Tuner, best: TriedStep, stopped: str) -> Tuning:
+    job, base = tuner.job, tuner.job.recipe
+    tuned = best.step.recipe
+    if tuned != base:
+        tuned = tuned.replace(name=f"{base.name}-tuned", description=f"{base.name}, tuned: {best.step.name}")
+    return Tuning(
+        source=name_of(job.model),
+        output=None,
+        recipe=tuned,
+        taken=best.outcome.name,
+        steps=tuner.outcomes,
+        max_drop=tuner.max_drop,
+        met=best.outcome.loss <= tuner.max_drop,
+        stopped=stopped,
+        data=tuner.evaluator.dataset.described + in_integers(base.emulated),
+        note=tuner.evaluator.dataset.note,
+        reference="what the others are compared with" if tuner.expected is None else tuner.expected.summary,
+        samples=len(tuner.evaluator.dataset),
+        seconds=tuner.clock.elapsed,
+        bytes_before=stored_bytes(job.model),
+        blame=_blame_text(tuner.blame),
+    )
+
+
+def _blame_text(blame: Blame | None) -> str:
+    """Say what makes the error, and what was not tried therefore."""
+    if blame is None:
+        return ""
+    kind: Kind = "weights" if blame.weights >= blame.activations else "activations"
+    other: Kind = "activations" if kind == "weights" else "weights"
+    text = f"Rounding the {kind} makes {100 * blame.share(kind):.0f} % of the error"
+    return f"{text}." if blame.blames(other) else f"{text}: steps that only change {other} were left out."

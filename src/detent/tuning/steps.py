@@ -1,8 +1,8 @@
-"""What tuning tries, from the cheapest step to the dearest, and why each may help.
+"""What tuning tries, from the cheapest step to the most expensive, and why each may help.
 
 The first step is the recipe as it is. Those after it cost nothing on the device: the same operators and number formats,
 with better numbers in them. Each changes one thing of the best recipe before it, and works on weights, on activations
-or on both: what is hardly to blame for the error is not worth the time. The last ones give up a part of the constraint:
+or on both: what causes little of the error is not worth the time. The last ones give up a part of the constraint:
 the layers whose rounding hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
 """
 
@@ -20,9 +20,9 @@ from detent.plan.layout import Layout
 from detent.plan.plan import check_methods
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
-from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
+from detent.refinements import AdaQuant, AdaRound, QuickRounding, Refinement, Rounding
 from detent.results.searched import Proposal, Sensitivity, Way
-from detent.search.probing import propose
+from detent.search import propose
 
 _SLOW = ("AdaRound", "AdaQuant")
 
@@ -88,7 +88,7 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
         return Ingredient(name, what, {"refinement": own.get(type(usual), usual)}, kind)
 
     return (
-        refined("bias correction", "every channel gets its mean back", BiasCorrection(), None),
+        refined("quick rounding", "biases are corrected, and weights make up for each other", QuickRounding(), None),
         Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True})
         if base.equalize is None
         else Ingredient("no equalization", "channels keep their ranges", {"equalize": False}),

@@ -42,8 +42,8 @@ from detent.results.paired import spread_around
 from detent.results.quantized import Report
 from detent.results.searched import StepOutcome, Way
 from detent.results.verdict import worst_sqnr
-from detent.search.probing import parts_of, unrefined
-from detent.sensitivity_analysis.layer_errors import errors_of, sensitivity
+from detent.search import parts_of, unrefined
+from detent.sensitivity_analysis import errors_of, sensitivity
 from detent.sensitivity_analysis.variants import all_quantized, quantized_units
 from detent.settings import parse_json
 from detent.tuning.steps import Blame, Kind, TuningStep, exception_stages, exceptions, worth_trying
