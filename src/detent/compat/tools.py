@@ -42,7 +42,7 @@ from detent.prepare import InferShapes, Pass, default_passes, prepare
 from detent.qdq.reader import dequantized
 from detent.report.documents import text_of
 from detent.report.statistics_plots import plot_statistics
-from detent.results.summarized import choices_of, view_statistics
+from detent.results.tensors import choices_of, view_statistics
 
 LOG = logging.getLogger(__name__)
 
