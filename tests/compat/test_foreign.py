@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 import types
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+import detent as package
 from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.auto_search import AutoSearch, SearchSpace
@@ -115,6 +120,39 @@ ONNXQuantizer(onnx.load(sys.argv[1]), False, False, QuantizationMode.IntegerOps,
     assert (tmp_path / "few.onnx").exists()
 
 
+def test_processes_that_a_script_starts_get_the_names_too(tiny, tmp_path):
+    text = """
+import multiprocessing, os, subprocess, sys
+
+def seen(_):
+    from quark.onnx.quantization.config import get_default_config
+    from detent.compat.entry_points import AS_QUARK
+    import sitecustomize
+    return get_default_config("XINT8").enable_npu_cnn, AS_QUARK.get(), sitecustomize.OWN
+
+if __name__ == "__main__":
+    command = ["-m", "quark.onnx.tools.convert_fp32_to_bf16", "--input", sys.argv[1], "--output", "bf16.onnx"]
+    subprocess.run([sys.executable, *command], check=True)
+    assert os.path.exists("bf16.onnx")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map_async(seen, [1]).get(60))
+"""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("OWN = 7", encoding="utf-8")
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path / "own"), str(Path(package.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "detent.cli", "run", "--as-quark", "script.py", tiny],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.stdout.splitlines()[-1:] == ["[(True, True, 7)]"], done.stderr
+
+
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +226,21 @@ quantize_dynamic("if.onnx", "out.onnx", extra_options={"EnableSubgraph": "inner"
         assert ("onnxruntime's own quantizer" in outcome.err) == (quantized == 2)
     outcome = run(detent, tmp_path, monkeypatch, f"import sys\n{text}", "static")
     assert outcome.code == 2
-    assert "EnableSubgraph=True: there are layers inside an If" in outcome.err
+    assert "EnableSubgraph=True: layers inside If, Loop or Scan stay float here" in outcome.err
+
+
+def test_recurrent_models_are_left_to_onnxruntime(detent, tmp_path, monkeypatch):
+    values = {"w": normal(1, 32, 8), "r": normal(1, 32, 8)}
+    nodes = [node("LSTM", "x w r", "y", hidden_size=8)]
+    onnx.save(build(nodes, [info("y", None)], values, [info("x", (3, 1, 8))]), tmp_path / "lstm.onnx")
+    text = """
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic("lstm.onnx", "out.onnx")
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text)
+    assert outcome.code == 0, outcome.err
+    assert "Note: quantize_dynamic: layers that are LSTM are quantized by onnxruntime" in outcome.err
+    assert "DynamicQuantizeLSTM" in [each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node]
 
 
 def test_subgraphs_matter_where_the_other_tools_change_them():
@@ -212,6 +264,21 @@ quantize_static(sys.argv[1], "s.onnx", Reader(), optimize_model=False)
     outcome = run(detent, tmp_path, monkeypatch, text, tiny)
     assert outcome.code == 0, outcome.err
     assert "Note: activation_type: dynamic operators take QUInt8" in outcome.err
+
+
+def test_lists_of_operators_may_name_some_of_onnxruntimes_own(detent, tiny, tmp_path, monkeypatch):
+    text = """
+import sys
+from onnxruntime.quantization import quantize_static
+from onnxruntime.quantization.registry import QLinearOpsRegistry
+quantize_static(sys.argv[1], "out.onnx", Reader(), op_types_to_quantize=["EmbedLayerNormalization", *sys.argv[2:]])
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny, "Conv")
+    assert outcome.code == 0, outcome.err
+    assert "Note: op_types_to_quantize: ONNX has no EmbedLayerNormalization: such nodes stay float." in outcome.err
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert outcome.code == 2
+    assert "ONNX has no operator 'EmbedLayerNormalization'" in outcome.err
 
 
 def sentences():

@@ -13,7 +13,6 @@ from tests.models import build, node, normal, run
 REFUSED = (
     "convert_lstm_to_customlstm",
     "convert_resize_fs_to_pof2s",
-    "save_tensor_hist",
     "save_weights_hist",
 )
 
@@ -46,6 +45,25 @@ def test_paths_in_any_spelling(tiny, tmp_path, spelling):
     model = onnx.load(tmp_path / "half.onnx")
     assert {tensor.data_type for tensor in model.graph.initializer} == {onnx.TensorProto.FLOAT16}
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_shapes_are_inferred_where_none_are_given(tiny, tmp_path):
+    model = onnx.load(tiny)
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / "bare.onnx")
+    run_tool("fix_shapes", ["--input_model_path", str(tmp_path / "bare.onnx"), "--output_model_path", str(tiny)])
+    assert onnx.load(tiny).graph.value_info
+
+
+def test_histograms_are_drawn(tiny, tmp_path, capsys):
+    np.save(tmp_path / "data.npy", normal(8, 3, 8, 8))
+    folder = tmp_path / "drawn"
+    run_tool(
+        "save_tensor_hist",
+        ["--input_model", str(tiny), "--data_path", str(tmp_path / "data.npy"), "--output_path", str(folder)],
+    )
+    assert f"Drew {len(list(folder.glob('*.svg')))} tensors" in capsys.readouterr().out
+    assert any("x" in each.name for each in folder.glob("*.svg"))
 
 
 def test_there_and_back(tiny, tmp_path):

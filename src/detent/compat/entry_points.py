@@ -8,6 +8,7 @@ not equalize channels, and print nothing; biases are corrected.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -33,6 +34,7 @@ from detent.compat.growing_histogram import counted_ranges
 from detent.compat.option_rows import note
 from detent.compat.option_rules import NHWC, Request
 from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable, channels_first
+from detent.compat.tool_names import AS_QUARK_IN_CHILDREN
 from detent.compat.translate import translate
 from detent.convert import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 
 # Whether scripts get the numbers of Quark, without Detent's own accuracy steps (`detent run --as-quark`).
-AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=False)
+AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=AS_QUARK_IN_CHILDREN in os.environ)
 
 
 class ModelQuantizer:
@@ -260,8 +262,8 @@ def _quantize(
     if reader is not None and path is not None:
         note(f"calibration_data_path {path} is passed over: there is a calibration_data_reader, too.")
     request = translate(config, as_quark=AS_QUARK.get())
-    if request.subgraphs and _has_inner_layers(model):
-        return _by_onnxruntime(request, model, output)
+    if left := _left_to_onnxruntime(request, model):
+        return _by_onnxruntime(request, model, output, left)
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
         check_output(Path(output))  # before the work, not after it
@@ -330,6 +332,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "hold_out": "beyond",  # other tools calibrate with every sample
     }
     recipe = request.recipe
+    recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
         data = _loaded(data, model) if hasattr(data, "get_next") else data
@@ -351,6 +354,16 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def _known(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types that ONNX has: the other tools' lists name operators of onnxruntime's own, too."""
+    known = {schema.name for schema in onnx.defs.get_all_schemas()} if op_types else set()
+    left = [each for each in op_types if each not in known]
+    if left and len(left) < len(op_types):
+        note(f"op_types_to_quantize: ONNX has no {', '.join(left)}: such nodes stay float.")
+        return tuple(each for each in op_types if each in known)
+    return op_types
 
 
 def _loaded(data: Any, model: ModelLike) -> list[Any]:
@@ -420,28 +433,40 @@ def _note_what_is_missing(request: Request, model: ModelLike) -> None:
                 note(f"The model has no '{name}', for which the script has a format.{nearest(name, present)}")
 
 
-def _has_inner_layers(model: ModelLike) -> bool:
+_RECURRENT = ("LSTM", "Attention", "EmbedLayerNormalization")  # what it has dynamic operators for, and Detent has not
+
+
+def _left_to_onnxruntime(request: Request, model: ModelLike) -> str:
+    """Return what a script wants quantized and Detent leaves float, if there is any such."""
+    if not (request.subgraphs or request.recipe.dynamic):
+        return ""
     graph = load(model).graph
-    return any(node.graph is not graph and node.op_type in LAYERS for node in graph.all_nodes())
+    nodes = list(graph.all_nodes())
+    if request.subgraphs and any(node.graph is not graph and node.op_type in LAYERS for node in nodes):
+        return "EnableSubgraph=True: layers inside If, Loop or Scan"
+    layers = any(node.op_type in LAYERS for node in nodes)
+    found = "" if layers else next((node.op_type for node in nodes if node.op_type in _RECURRENT), "")
+    return f"quantize_dynamic: layers that are {found}" if found else ""
 
 
-def _by_onnxruntime(request: Request, model: ModelLike, output: str | Path | None) -> onnx.ModelProto | None:
-    """Leave a model with layers inside If, Loop or Scan to onnxruntime's own quantizer: Detent's keeps these float."""
+def _by_onnxruntime(request: Request, model: ModelLike, output: str | Path | None, left: str) -> onnx.ModelProto | None:
+    """Leave a model to onnxruntime's own quantizer. UsageError unless it is for dynamic operators."""
     if not request.recipe.dynamic:
         raise UsageError(
-            "EnableSubgraph=True: there are layers inside an If, a Loop or a Scan, and these stay float. Delete the "
-            "option, export the model without control flow, or quantize it with dynamic operators."
+            f"{left} stay float here. Delete the option, export the model without control flow, or quantize it with "
+            "dynamic operators."
         )
-    note("EnableSubgraph=True: layers inside If, Loop or Scan are quantized by onnxruntime's own quantizer.")
+    note(f"{left} are quantized by onnxruntime's own quantizer.")
     own = original("onnxruntime.quantization")
     weights = request.recipe.weights
     assert is_integer(weights), "dynamic operators have integer weights"
+    usual = request.recipe.operators == detent.find_recipe("UINT8_DYNAMIC_QUANT").operators
     with TemporaryDirectory() as folder:
         written = Path(folder, "model.onnx") if output is None else Path(output)
         own.quantize_dynamic(
             model,
             written,
-            op_types_to_quantize=list(request.recipe.operators),
+            op_types_to_quantize=[] if usual else list(request.recipe.operators),
             per_channel=weights.per_channel,
             weight_type=own.QuantType[f"Q{'U' if weights.dtype.startswith('u') else ''}Int8"],
             nodes_to_quantize=list(request.include),

@@ -240,6 +240,12 @@ def serve() -> None:
         sys.meta_path.insert(0, _Finder(_OURS))
 
 
+def stand_in() -> MetaPathFinder:
+    """Serve the names to the end of this process, which a script has started, and return what does."""
+    sys.meta_path.insert(0, _Finder(THEIRS))
+    return sys.meta_path[0]  # type: ignore[return-value]  # typeshed knows a part of what is in it
+
+
 @contextmanager
 def other_tools() -> Iterator[None]:
     """While this is open, scripts that import other quantizers get Detent."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import runpy
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +29,7 @@ import typer
 
 from detent.compat.finder import THEIRS, is_original, names_served, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
-from detent.compat.tool_names import MODULES
+from detent.compat.tool_names import AS_QUARK_IN_CHILDREN, MODULES
 from detent.errors import UsageError, nearest
 
 
@@ -76,6 +78,47 @@ def _as_main(argv: list[str], folder: str) -> Iterator[None]:
         sys.path[:] = before[1]
 
 
+# What Python runs first in processes that a script starts: it waits until one of the other tools is imported there.
+_STARTUP = """
+import sys
+sys.path.remove({folder!r})
+this = sys.modules.pop("sitecustomize")
+
+class Names:
+    def find_spec(self, name, path=None, target=None):
+        if (name + ".").startswith({names!r}):
+            sys.meta_path.remove(self)
+            try:
+                from detent.compat.finder import stand_in
+            except ImportError:
+                return None
+            return stand_in().find_spec(name, path, target)
+
+sys.meta_path.insert(0, Names())
+try:
+    import sitecustomize
+except ImportError:
+    sys.modules["sitecustomize"] = this
+"""
+
+
+@contextmanager
+def _in_children(as_quark: bool) -> Iterator[None]:
+    """Let processes of Python that a script starts get the names of the other tools, too."""
+    before = dict(os.environ)
+    with TemporaryDirectory() as folder:
+        text = _STARTUP.format(folder=folder, names=tuple(f"{root}." for root in THEIRS))
+        Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before.get("PYTHONPATH"))))
+        os.environ |= {AS_QUARK_IN_CHILDREN: "1"} if as_quark else {}
+        try:
+            yield
+        finally:
+            for name in ("PYTHONPATH", AS_QUARK_IN_CHILDREN):
+                os.environ.pop(name, None)
+                os.environ |= {name: before[name]} if name in before else {}
+
+
 # Everything behind the script's name is the script's.
 PASS_THROUGH: dict[str, Any] = {
     "allow_extra_args": True,
@@ -104,7 +147,7 @@ def run(context: typer.Context) -> None:
     sys.excepthook = partial(_print_from, arguments[0])
     before = AS_QUARK.set(as_quark)
     try:
-        with _notes_shown():
+        with _notes_shown(), _in_children(as_quark):
             if arguments[0] == "-m":
                 run_module(arguments[1], arguments[2:])
             elif arguments[0] == "quark-cli":

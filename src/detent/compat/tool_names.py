@@ -98,6 +98,8 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
+# Set in the environment of processes that a script starts under --as-quark.
+AS_QUARK_IN_CHILDREN = "DETENT_AS_QUARK"
 # By package: the distribution that it comes from, and the newest version whose scripts run. Some scripts ask.
 VERSIONS = {"quark": ("amd-quark", "0.13"), "vai_q_onnx": ("vai-q-onnx", "1.16.0")}
 

@@ -37,9 +37,12 @@ from detent.convert import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load
 from detent.graph.save import check_output, complete_proto, save
+from detent.observe.statistics_file import load_statistics
 from detent.prepare import InferShapes, Pass, default_passes, prepare
 from detent.qdq.reader import dequantized
 from detent.report.documents import text_of
+from detent.report.statistics_plots import plot_statistics
+from detent.results.tensors import choices_of, view_statistics
 
 LOG = logging.getLogger(__name__)
 
@@ -122,6 +125,18 @@ def _listed(given: Arguments) -> None:
         sys.stdout.write("\n".join([f"int{bits} activation node names:", *names, ""]))
     for bits, names in layers.items():
         sys.stdout.write(f"int{bits} activation node count: {len(names)}\n")
+
+
+def _drawn(given: Arguments) -> None:
+    """Draw the histogram of every activation on the data, and what each method would choose."""
+    plain = detent.find_recipe("INT8_CNN_DEFAULT").replace(equalize=None, refinement=None)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "statistics"
+        detent.quantize(given.input, None, given.data_path, plain, save_stats=kept, hold_out=0, keep_batch=True)
+        loaded = load_statistics(kept)
+    choices = {each.name: each.choices for each in view_statistics(loaded, choices_of).tensors}
+    files = plot_statistics(loaded.statistics, Path(given.output_path), choices)
+    sys.stdout.write(f"Drew {len(files)} tensors into {given.output_path}.\n")
 
 
 def _refused(instead: str) -> Tool:
@@ -220,7 +235,7 @@ TOOLS: Mapping[str, Tool] = {
     "remove_qdq_mul_add": _converts("without-qdq-between:pairs=Mul/Add"),
     "replace_bfloat16_qdq_cast": _converts("float", "bfloat16:form=cast"),
     "replace_inf_weights": _converts("finite-weights:value={replace_inf_value}", replace_inf_value=10000.0),
-    "save_tensor_hist": _refused(_HISTOGRAMS),
+    "save_tensor_hist": Tool(_drawn, {"data_path": None, "output_path": "."}, prints=True),
     "save_weights_hist": _refused(_HISTOGRAMS),
 }
 
