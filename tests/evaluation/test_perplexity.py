@@ -34,7 +34,7 @@ def test_masked_tokens_are_not_asked_for():
 @pytest.mark.parametrize(
     ("scores", "inputs", "error", "message"),
     [
-        (np.zeros((1, 4, 3)), {"ids": TOKENS}, DataError, "Token 3 is none of the model's 3"),
+        (np.zeros((1, 4, 3)), {"ids": TOKENS}, DataError, "Token 3 is not one of the model's 3"),
         (np.zeros((1, 4)), {"ids": TOKENS}, ModelError, "needs an output"),
         (np.zeros((1, 4, 5)), {"x": np.zeros((1, 4), np.float32)}, ModelError, "token ids"),
         (np.zeros((1, 4, 5)), {"ids": TOKENS, "mask": np.array([[1, 0, 0, 0]])}, DataError, "no two tokens"),

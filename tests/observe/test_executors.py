@@ -343,7 +343,7 @@ def test_no_worker_outlives_its_parent(tiny, tmp_path, how):
     while not list(notes.iterdir()) and parent.poll() is None:
         time.sleep(0.01)
     parent.send_signal(how)
-    parent.wait(timeout=20)
+    parent.wait(timeout=60)
     deadline = time.monotonic() + 10
     workers = {note.name.split()[0] for note in notes.iterdir()}
     while any(alive(pid) for pid in workers) and time.monotonic() < deadline:

@@ -72,5 +72,5 @@ def test_what_cannot_be_searched(samples):
         with pytest.raises(UsageError, match="'frist' matches no layer of the prepared model. Did you mean 'first'"):
             search_layers(job, OtherFormats(weights=INT16), layers, lambda _: 1.0)
     floats = Job(tiny_model(), None, find_recipe("BF16"), samples)
-    with pytest.raises(UsageError, match="weights of recipe BF16 are none"):
+    with pytest.raises(UsageError, match="weights of recipe BF16 are not integers"):
         search_layers(floats, OtherFormats(weights=INT8), ALL, lambda _: 1.0)

@@ -1,4 +1,4 @@
-"""Commands that make a quantized model or a recipe, or list what there is: quantize to demo."""
+"""Commands that make a quantized model or a recipe, or list recipes and devices: quantize to demo."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROVIDER = "VitisAIExecutionProvider"
 REPORT = "vitisai_ep_report.json"
-ALIKE = 1.0  # in percent, a difference that is no concern, however close the CPU is
+ALIKE = 1.0  # in percent, a difference that does not matter, however close the CPU is
 ROUNDING = 2.0  # times as far as the CPU, which rounds ties to even: more than rounding explains
 
 Answers = dict[str, Any]

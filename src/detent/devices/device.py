@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -224,10 +224,7 @@ _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
 
 def check_software(software: str) -> None:
     """Raise UsageError for a version that is not known."""
-    if software not in SOFTWARE:
-        raise UsageError(
-            f"There is no software version '{software}'.{nearest(software, SOFTWARE)} Known: {', '.join(SOFTWARE)}."
-        )
+    check_known("software version", software, SOFTWARE)
 
 
 def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str]:

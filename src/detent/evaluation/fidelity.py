@@ -496,7 +496,7 @@ def _fidelity(
 
 
 def _is_unsure(sums: NoiseSums, purpose: Purpose) -> bool:
-    """Tell whether float itself finds nothing in a map of scores: what is left of it then is no matter."""
+    """Tell whether float itself finds nothing in a map of scores: then quantization has nothing to lose there."""
     return purpose.task in (Task.DETECT, Task.SEGMENT) and sums.peak < UNSURE_SCORE
 
 

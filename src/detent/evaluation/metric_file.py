@@ -239,7 +239,7 @@ def _scores(outputs: Outputs, tokens: Array) -> Array:
         raise ModelError("Perplexity needs an output with a score for every word at every token.")
     scores: Array = fitting[0].astype(np.float64)
     if tokens.min() < 0 or tokens.max() >= scores.shape[1]:
-        raise DataError(f"Token {int(tokens.max())} is none of the model's {scores.shape[1]}.")
+        raise DataError(f"Token {int(tokens.max())} is not one of the model's {scores.shape[1]}.")
     return scores
 
 

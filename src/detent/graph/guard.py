@@ -56,7 +56,7 @@ def guarded(*models: object, trust: bool = False) -> Iterator[None]:
 
 
 def try_message(message: bytes, name: str) -> None:
-    """Try a model that was made here, of which native code may not have seen the like; `name` is for the error."""
+    """Try a model that was made here, and that native code has not seen yet; `name` is for the error."""
     if _trusting[0]:
         return
     with tempfile.TemporaryDirectory(prefix="detent-") as folder:
@@ -106,7 +106,7 @@ def _seconds(path: Path) -> float:
 
 
 def _begin(model: object) -> Path | None:
-    """Start the trial of a file; None for what is none, and where this process cannot start another Python."""
+    """Start the trial of a file; None if it is not a file, or if this process cannot start another Python."""
     if not isinstance(model, (str, PathLike)) or getattr(sys, "frozen", False) or not sys.executable:
         return None
     path = Path(model).absolute()

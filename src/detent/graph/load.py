@@ -89,7 +89,7 @@ _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
 
 def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
-    """Return the same model at opset `minimum` or newer; itself if it is there already."""
+    """Return the same model at opset `minimum` or newer; itself if it is that new already."""
     version = model.graph.opset_imports.get("", minimum)
     newest = onnx.defs.onnx_opset_version()
     if version > newest:
@@ -403,8 +403,8 @@ def _refuse_dangling(model: ir.Model, where: str) -> None:
         for value in node.inputs:
             if value is not None and value.name and _comes_from_nowhere(value):
                 raise ModelError(
-                    f"Node '{node.name}' ({node.op_type}) of {where} reads '{value.name}', which is no input, no "
-                    "initializer and no result of another node. Export the model again."
+                    f"Node '{node.name}' ({node.op_type}) of {where} reads '{value.name}', which is neither an input "
+                    "nor an initializer, nor the result of another node. Export the model again."
                 )
     for value in model.graph.outputs:
         if _comes_from_nowhere(value):

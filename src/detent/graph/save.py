@@ -155,7 +155,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
     Except if this process is killed: then the next one that writes to `path` removes it.
     """
     _remove_orphans(path)
-    # Named before it is there, to be found again.
+    # Named before it exists, so that it can be found again.
     folder = path.parent / f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
         folder.mkdir()  # with no mode: on Windows 0o700 would lock out the services that scan new files
@@ -180,7 +180,7 @@ _HOST = _host()
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove the scratch folders of processes of this machine that wrote to `path` and are no more."""
+    """Remove the scratch folders of processes of this machine that wrote to `path` and have ended."""
     if os.name == "nt":
         return  # asking after a process with os.kill would end it
     start = f".{path.name}.{_HOST}-"

@@ -46,11 +46,7 @@ _STATE = onnxruntime.capi.onnxruntime_pybind11_state
 # What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
-    *(
-        entry
-        for entry in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        if isinstance(entry, type) and issubclass(entry, Exception)
-    ),
+    *(entry for entry in vars(_STATE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
 )
 
 

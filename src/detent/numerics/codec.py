@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from detent.errors import UsageError, check_known, nearest
+from detent.errors import check_known
 
 Rounding = Literal["half_even", "half_up", "half_away"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
@@ -47,11 +47,7 @@ def check_rounding(mode: str) -> None:
 
 def check_device_rounding(name: str) -> None:
     """Raise UsageError for an unknown rounding of a device."""
-    if name not in DEVICE_ROUNDINGS:
-        raise UsageError(
-            f"There is no rounding '{name}'.{nearest(name, DEVICE_ROUNDINGS)} Choose from "
-            f"{', '.join(DEVICE_ROUNDINGS)}."
-        )
+    check_known("rounding", name, DEVICE_ROUNDINGS)
 
 
 def round_by(values: npt.NDArray[FloatT], mode: Rounding) -> npt.NDArray[FloatT]:

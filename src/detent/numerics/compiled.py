@@ -94,8 +94,9 @@ class _LazyLoop:
         """Compile it for arguments of these types, in Numba's words, and keep the machine code."""
         from numba.core import sigutils
 
-        # The cache is searched for types; it would take a string for another thing.
-        cast(Any, self._resolve()).compile(cast(Any, sigutils).normalize_signature(types)[0])
+        with _LOCK:  # Numba prepares itself for the first loop: another thread is to wait, not to do it again
+            # The cache is searched for types; it would take a string for another thing.
+            cast(Any, self._resolve()).compile(cast(Any, sigutils).normalize_signature(types)[0])
 
     def _resolve(self) -> Callable[..., Any]:
         """Return the loop as Numba knows it."""

@@ -8,7 +8,7 @@
 | Hugging Face | preprocessor_config.json beside the model           | size, crop, mean, std, filter             |
 | timm         | config.json beside the model, with `pretrained_cfg` | size, crop, mean, std, filter             |
 
-torchvision says nothing. The files are anybody's, and nobody named them on the command line: what cannot be understood
+torchvision says nothing. The files are untrusted, and nobody named them on the command line: what cannot be understood
 in them is passed over, and the guess that then takes its place is called a guess.
 """
 

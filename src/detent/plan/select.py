@@ -142,7 +142,7 @@ def _matching(
         if needed and not hits:
             raise UsageError(
                 f"{option} '{pattern}' matches only nodes that compute constants or pass data on: nothing of them is "
-                "left. Name the layer that reads their results; --dry-run --json lists what there is."
+                "left. Name the layer that reads their results; --dry-run --json lists all names."
             )
         matched.update(dict.fromkeys(hits, pattern))
     return matched

@@ -46,7 +46,7 @@ FLOAT = "float"  # how a role that stays float is written
 NONE = "none"  # how a field is written that has no value
 
 
-# The fields that hold a method or the like: how its text is parsed, and what there is to choose from.
+# The fields that hold a method or another strategy: how its text is parsed, and the choices.
 _CHOICES: Mapping[str, tuple[Callable[[str], Any], Mapping[str, Any]]] = {
     "method": (parse_method, METHODS),
     "weight_method": (parse_method, METHODS),

@@ -342,7 +342,7 @@ class FrontChart:
         yield tag("circle", about, cx=_percent(x), cy=_percent(y), r=5, class_=f"dot{style}")
         aside, anchor = (-10, "end") if x > 0.6 else (10, "start")
         place = {"x": _percent(x), "y": _percent(y), "text_anchor": anchor}
-        # Names above and below by turns: candidates of about the same cost stand close together.
+        # Names alternate above and below: candidates of about the same cost stand close together.
         above = self.candidates.index(each) % 2 == 0
         name = in_the_middle(each.name, CANDIDATE_LETTERS)
         yield tag("text", name, **place, dx=aside, dy=-8 if above else 18, class_="who")

@@ -1,4 +1,4 @@
-"""A document: what there is to say about a result, independent of where it is shown.
+"""A document: everything to say about a result, independent of where it is shown.
 
 Each result type has one function that builds its document (documents.py). Renderers know documents only: terminal.py
 prints them, page.py makes a page or a fragment of HTML. A new section is one function in the module of its result.

@@ -1,6 +1,6 @@
 """Figures and names as people read them, the same in a terminal and on a page.
 
-Names of tensors, nodes and files are anybody's text: they may hold line breaks, terminal codes or worse.
+Names of tensors, nodes and files are untrusted text: they may hold line breaks, terminal codes or worse.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def probability(value: float) -> str:
 
 
 def command(*words: str | PathLike[str]) -> str:
-    """Write a command to type. Names are quoted for a shell, because a name out of a model may be anybody's text."""
+    """Write a command to type. Names are quoted for a shell, because a model's names are untrusted text."""
     return shlex.join(["detent", *("MODEL" if word == IN_MEMORY else str(word) for word in words)])
 
 

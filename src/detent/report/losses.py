@@ -352,7 +352,7 @@ def _unanswered(result: evaluated.Evaluation) -> doc.Section | None:
         for warning in each.scores.warnings
     ]
     notes = [doc.Note("Warning", "warn", warning) for warning in warnings]
-    return doc.Section("Answers that are none", blocks=[doc.NoteList(notes)], folded=False) if notes else None
+    return doc.Section("Missing answers", blocks=[doc.NoteList(notes)], folded=False) if notes else None
 
 
 def _changes(result: evaluated.ModelResult) -> doc.Section | None:

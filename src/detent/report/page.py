@@ -1,6 +1,6 @@
 """Documents as HTML: a page in one file that needs no other.
 
-Names of nodes, tensors and files are anybody's text. The templates escape every text (autoescape is on), and spell out
+Names of nodes, tensors and files are untrusted text. The templates escape every text (autoescape is on), and spell out
 what does not print. The script never turns text into markup, and the policy in the head lets no other script or style
 run than the two whose hashes it has. So no text of a model becomes markup or a script, and nothing is fetched.
 """

@@ -238,7 +238,7 @@ def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
 def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; the section about the device has its findings node by node."""
     on_device = [] if report.device is None else device_notes(report.device, report.output or "MODEL")
-    # The file is written and runs, so what the device minds is no error of this command, whose exit code says so too.
+    # The file is written and runs: what the device refuses is not an error of this command, as its exit code says.
     rejected = report.device is not None and report.device.verdict == "rejected"
     texts = [*on_device, *report.warnings] if rejected else [*report.warnings, *on_device]
     notes = [doc.Note("Error", "bad", text) for text in report.errors]

@@ -1,6 +1,6 @@
 """Documents as text for a terminal.
 
-A model's names are anybody's text. Nothing of a document is taken for markup, and PlainConsole spells out terminal
+A model's names are untrusted text. Nothing of a document is taken for markup, and PlainConsole spells out terminal
 codes wherever they come from.
 """
 

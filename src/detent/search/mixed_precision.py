@@ -217,8 +217,8 @@ def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *
     for role in ("activations", "weights"):
         if getattr(other, role) is not None and not is_integer(job.recipe.formats[role]):
             raise UsageError(
-                f"Only integers are searched for, and the {role} of recipe {job.recipe.name} are none. Give the other "
-                "format to every layer, or to some by name."
+                f"Only integers are searched for, and the {role} of recipe {job.recipe.name} are not integers. "
+                "Give the other format to every layer, or to some by name."
             )
     usual = Run(unrefined(job, count)).planned
     names = _weighted_layers(usual, layers)
@@ -467,6 +467,6 @@ def _check_bounds(candidates: Sequence[IntegerFormat], max_error: float | None, 
     bits = sorted(fmt.bits for fmt in candidates)
     if mean_bits is not None and not mean_bits >= bits[0]:
         raise UsageError(
-            f"{mean_bits:g} bits on average cannot be had from formats of at least {bits[0]}: ask for {bits[0]} to "
+            f"{mean_bits:g} bits on average are not possible with formats of at least {bits[0]}: ask for {bits[0]} to "
             f"{bits[-1]}."
         )

@@ -80,7 +80,7 @@ def output_parts(graph: ir.Graph) -> dict[str, tuple[OutputPart, ...]]:
             continue
         joined = []
         for axis in range(1, len(shape)):
-            # What has no columns, as the rest of an embedding that is rotated whole, is no part.
+            # What has no columns, as the rest of an embedding that is rotated whole, is not a part.
             operands = [each for each in _operands(output, axis, False, _DEEPEST) or () if each.size]
             if 2 <= len(operands) <= MOST_PARTS:
                 joined.append((shape[axis] or 0, axis, operands))
@@ -185,7 +185,7 @@ def _through(node: ir.Node, value: ir.Value, axis: int, joined: bool, depth: int
         return None
     operands = _operands(source, before, joined, depth)
     if operands is None or (len(operands) == 1 and operands[0].value is source):
-        return None  # nothing was joined behind it: this value itself is what there is
+        return None  # nothing was joined behind it: the value is the whole output
     bounded = node.op_type in _BOUNDED
     return [replace(each, bounded=each.bounded or bounded) for each in operands]
 

@@ -1,8 +1,8 @@
-"""What tuning tries, from the cheapest step to the dearest, and why each may help.
+"""What tuning tries, from the cheapest step to the most expensive, and why each may help.
 
 The first step is the recipe as it is. Those after it cost nothing on the device: the same operators and number formats,
 with better numbers in them. Each changes one thing of the best recipe before it, and works on weights, on activations
-or on both: what is hardly to blame for the error is not worth the time. The last ones give up a part of the constraint:
+or on both: what causes little of the error is not worth the time. The last ones give up a part of the constraint:
 the layers whose rounding hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
 """
 
