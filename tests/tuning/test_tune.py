@@ -84,7 +84,7 @@ def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
 
 def test_models_are_judged_as_the_device_rounds():
     unseen = np.random.default_rng(4).standard_normal((16, 3, 8, 8)).astype(np.float32)
-    metric = detent.Metric("first score", score=lambda outputs, sample: float(outputs.flat[0]))
+    metric = detent.Metric("all scores", score=lambda outputs, sample: float(np.abs(outputs).sum()))
     recipe = detent.find_recipe("XINT8").replace(rounding="dpu")
     result = tune(None, recipe=recipe, max_drop=1e9, evaluation=unseen, metric=metric)
     losses = [
@@ -105,7 +105,7 @@ def never(outputs, sample):
 
 def test_4_bit_weights_get_8_before_anything_stays_float(monkeypatch):
     monkeypatch.setattr(tuning, "worth_trying", lambda *_: ())
-    recipe = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
+    recipe = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"), refinement=detent.BiasCorrection())
     result = tune(None, recipe=recipe)
     kinds = list(dict.fromkeys(rung.name.split(" x")[0] for rung in result.rungs))
     assert kinds == ["A8W8", "W8", "A16", "float"]
