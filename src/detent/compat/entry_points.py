@@ -295,9 +295,8 @@ _IN_A_SCRIPT = {
 
 def _in_script_words(message: str) -> str:
     """Return a message that speaks of what scripts can change, not of flags that they do not have."""
-    return re.sub(
-        r"(?<![\w-])--[a-z][a-z-]*", lambda flag: _IN_A_SCRIPT.get(flag[0], f"`detent quantize` {flag[0]}"), message
-    )
+    flags = r"(?<![\w-])--[a-z][a-z-]*(?: --[a-z][a-z-]*)*"
+    return re.sub(flags, lambda found: _IN_A_SCRIPT.get(found[0], f"`detent quantize {found[0]}`"), message)
 
 
 def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
