@@ -70,7 +70,7 @@ def test_steps():
         return next(line for line in text_of(recipe).splitlines() if line.startswith("Steps"))
 
     xint8 = PRESETS["XINT8"]
-    assert steps(xint8).startswith("Steps: equalize channels, calibrate with MinMSE, correct biases, write as qdq.")
+    assert steps(xint8).startswith("Steps: equalize channels, calibrate with MinMSE, QuickRounding, write as qdq.")
     assert "smooth activations (0.5), calibrate" in steps(xint8.replace(smooth=0.5))
     layerwise = xint8.replace(equalize=CrossLayer(absorb=True))
     assert steps(layerwise).startswith("Steps: absorb biases, equalize layer by layer, calibrate")
