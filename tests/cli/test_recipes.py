@@ -13,7 +13,7 @@ def test_recipes_are_listed(detent):
 def test_one_recipe(detent, tmp_path):
     shown = detent("recipes", "a8w8").out
     assert shown.startswith("A8W8: ") and all(
-        step in shown for step in ("equalize channels", "calibrate with MinMSE", "correct biases")
+        step in shown for step in ("equalize channels", "calibrate with MinMSE", "QuickRounding")
     )
     assert json.loads(detent("recipes", "A8W8", "--json").out)["target"] == "npu-float-scale"
     text = detent("recipes", "A8W8", "--set", "weights.granularity=per_channel", "--toml").out
