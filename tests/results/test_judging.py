@@ -103,7 +103,7 @@ def test_a_dead_output_is_never_close_whatever_the_answers_say(task):
 def test_a_dead_part_is_named_with_its_cause():
     joined = fidelity(30.0, parts={"y0": [part("boxes", 30.0, 640.0), part("scores", 0.0, 0.9, constant=True)]})
     (text,) = dead_parts(joined)
-    for named in ("'scores' of output 'y0'", "node_scores", "'boxes' (up to 640", "--postprocessing float"):
+    for named in ("'scores' of output 'y0'", "node_scores", "'boxes' (up to 640"):
         assert named in text
     assert "'scores' of output 'y0'" in judge(joined).reason
     alone = fidelity(30.0, parts={"y0": [part("a", 1.0), part("b", 30.0)]})
@@ -115,8 +115,8 @@ def test_scores_that_are_joined_in_float_share_no_scale():
     joined = fidelity(30.0, parts={"y0": [boxes, scores]})
     noise, grid = Closeness(1.0, 0.0, 0.0), ("uint8", 0, 1.0, 128, None, -1.0, 1.0, 0.0, None)
     inner, output = (TensorReport(n, "activation", node, *grid, noise) for n, node in (("x", "conv"), ("y0", "join")))
-    assert "'conv'" in dead_parts(joined, [inner])[0] and "--postprocessing" not in dead_parts(joined, [inner])[0]
-    assert "--postprocessing float" in dead_parts(joined, [inner, output])[0]
+    assert "'conv'" in dead_parts(joined, [inner])[0] and "--exclude conv" in dead_parts(joined, [inner])[0]
+    assert "under one scale" in (text := dead_parts(joined, [inner, output])[0]) and "--exclude join" in text
 
 
 def test_scores_of_a_detector_that_is_sure_of_nothing_tell_nothing():

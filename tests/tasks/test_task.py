@@ -39,6 +39,7 @@ def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto
         ([("y", (1, 197, 768))], Task.REGRESS),
         ([("boxes", (1, 100, 4)), ("scores", (1, 100, 92))], Task.DETECT),
         ([("a", (1, 255, 8, 8)), ("b", (1, 255, 4, 4)), ("c", (1, 255, 2, 2))], Task.DETECT),
+        ([("y", (1, 2, 64, 64)), ("a", (1, 16, 8, 8)), ("b", (1, 32, 4, 4)), ("c", (1, 32, 2, 2))], Task.SEGMENT),
     ],
 )
 def test_shapes_tell_the_task(shapes: list[tuple[str, tuple[object, ...]]], task: Task) -> None:

@@ -243,14 +243,14 @@ def _decibels(close: Closeness) -> str:
 
 def _cause(output: str, part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
     larger = [other for other in parts if other.peak > APART * part.peak]
-    one_scale = not tensors or any(tensor.name == output for tensor in tensors)
-    if not larger or not one_scale:  # what is joined in float does not share a scale
+    quantized = next((tensor for tensor in tensors if tensor.name == output), None)
+    if not larger or (tensors and quantized is None):  # what is joined in float does not share a scale
         return _first_broken(tensors)
     other = max(larger, key=lambda each: each.peak)
-    return (
-        f"it is joined with '{other.label}' (up to {other.peak:.3g}, it is up to {part.peak:.3g}) under one scale. "
-        "Leave what joins them float: --postprocessing float"
-    )
+    found = f"it is joined with '{other.label}' (up to {other.peak:.3g}, it is up to {part.peak:.3g}) under one scale"
+    if quantized is None:
+        return found
+    return f"{found}. Leave what joins them float: --exclude {shlex.quote(quantized.node)}"
 
 
 def _first_broken(tensors: Sequence[TensorReport]) -> str:

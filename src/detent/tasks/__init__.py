@@ -189,7 +189,7 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
 def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
     head = recognise_head(shapes, image)
     if head is None:
-        return _is_pyramid(shapes)
+        return _is_pyramid(shapes, image)
     if head.layout in ("columns", "rows"):
         # Any matrix looks like these; the number of positions tells.
         count = max(size or 0 for size in shapes[head.outputs[0]][1:])
@@ -197,10 +197,13 @@ def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, in
     return True
 
 
-def _is_pyramid(shapes: Mapping[str, Shape]) -> bool:
-    """Tell whether outputs are the raw maps of a detector: several, each half as large as the one before."""
-    maps = [shape for shape in shapes.values() if len(shape) in (4, 5)]
-    return len(maps) >= 3 and len({shape[-2:] for shape in maps}) >= 3
+def _is_pyramid(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
+    """Tell whether outputs are the raw maps of a detector: several, each half as large as the one before.
+
+    With one as large as the image they are masks, beside those and the features that a network was trained with.
+    """
+    sides = [shape[-2:] for shape in shapes.values() if len(shape) in (4, 5)]
+    return len(set(sides)) >= 3 and image not in sides
 
 
 def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> tuple[Task, str] | None:
@@ -304,7 +307,7 @@ def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:
         return any(len(shape) == 3 for shape in every) and find_postprocessing(graph) is None
     if task is Task.DETECT:
         image = image_size(graph) or (640, 640)
-        found = recognise_head(shapes, image) is not None or _is_pyramid(shapes)
+        found = recognise_head(shapes, image) is not None or _is_pyramid(shapes, image)
         return found or (find_postprocessing(graph) is not None and any(len(shape) >= 3 for shape in every))
     if task is Task.EMBED:
         return any(len(tuple(size for size in shape[1:] if size != 1)) in (1, 2) for shape in every)
