@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import detent
 from detent.errors import ModelError
 from detent.pipeline import prepared
+from detent.progress import silent
 from tests.models import build, node, normal
 
 
@@ -30,3 +32,14 @@ def test_nearly_tied_scores_before_a_top_k_are_told_and_what_differs_before_it_i
     monkeypatch.setattr(prepared, "_difference", lambda before, after: 1.0)
     with pytest.raises(ModelError, match="'y'"):
         detent.quantize(proto, None, data, "A8W8")
+
+
+def test_matrix_products_take_one_thread_within_a_stage_and_as_many_as_before_after_it():
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        with prepared.Stopwatch(silent).step("equalize"):
+            assert threads() <= {1}  # none where NumPy's library is not known
+        assert threads() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
+from threadpoolctl import ThreadpoolController
 
 from detent.convert.splitting import tail_file
 from detent.devices.catalog import device_of, with_steps
@@ -71,6 +73,12 @@ Shapes = Mapping[str, Sequence[int | None]]
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    """Find the libraries that compute NumPy's matrix products."""
+    return ThreadpoolController()
+
+
 @dataclass
 class Stopwatch:
     """Seconds per step, and the name of each step to the observer."""
@@ -80,10 +88,14 @@ class Stopwatch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time the block under this name."""
+        """Time the block under this name. Matrix products take one thread there.
+
+        Samples and layers are spread over all cores already, and threads of BLAS spin while they wait for work.
+        """
         self.progress(name, 0, None)
         start = perf_counter()
-        yield
+        with _blas().limit(limits=1, user_api="blas"):
+            yield
         return_memory()
         self.seconds[name] = perf_counter() - start
 
