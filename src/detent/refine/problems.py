@@ -386,9 +386,7 @@ def _without_rows(layer: MatrixLayer, walk: QuantizedWalk) -> LayerProblem:
         weight_scale=np.ones((groups, channels)),
         low=-np.inf,
         high=np.inf,
-        bias_params=bias_params.format.along(-1)
-        if bias_params is not None and bias_params.format.in_blocks
-        else bias_params,
+        bias_params=bias_params,
         activation=activation_of(layer, plan.layout),
         output=None if site is None else plan.of(site),
         output_ties="half_even" if site is None else plan.layout.ties_of(site),
