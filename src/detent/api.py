@@ -78,7 +78,8 @@ def quantize(
         output: where to write; None: the quantized model is `report.model`.
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
-        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, or what suits the `device`.
+        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, for a
+            transformer A8W8, or what suits the `device`.
         options: as listed below; the command line has them under the same names.
 
     Raises:

@@ -10,6 +10,8 @@ from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe
 from detent.refine.refine import MEMORY
+from tests.models import build, node, normal
+from tests.transformer_models import bert, vit
 
 XINT8 = find_recipe("XINT8")
 
@@ -41,3 +43,17 @@ def test_an_output_is_resumed_beside_it_unless_that_is_unwanted():
 def test_memory_is_for_a_refinement():
     with pytest.raises(UsageError, match="refines nothing"):
         make_job("m.onnx", None, XINT8.replace(refinement=None), memory="1GB")
+
+
+@pytest.mark.parametrize("transformer", [bert(), vit()])
+def test_a_transformer_gets_float_scales_unless_recipe_or_device_is_named(transformer: onnx.ModelProto):
+    job = make_job(transformer)
+    assert job.recipe.name == "A8W8" and "transformer" in job.recipe_reason and "--recipe" in job.recipe_reason
+    assert make_job(transformer, recipe="XINT8").recipe_reason == ""
+    assert [make_job(transformer, device=name).recipe.name for name in ("phx", "stx", "cpu")] == [
+        "XINT8",
+        "A16W8",
+        "XINT8",
+    ]
+    network = build([node("Conv", "x w", "c"), node("Softmax", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
+    assert make_job(network).recipe.name == "XINT8" and make_job(network).recipe_reason == ""

@@ -38,7 +38,9 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", help="A name from `detent recipes`, or a .toml file. Default: XINT8, or what suits --device."
+            "--recipe",
+            help="A name from `detent recipes`, or a .toml file. Default: XINT8, for a "
+            "transformer A8W8, or what suits --device.",
         ),
     ] = None,
     results: ui.ResultOptions,

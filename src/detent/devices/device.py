@@ -229,18 +229,25 @@ def check_software(software: str) -> None:
 
 def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str]:
     """Return the recipe for a float model on a generation, and why."""
-    name, counts = generation.name, Counter(node.op_type for node in proto.graph.node)
+    name = generation.name
     if generation.flows == ("npu-xint8",):
         return "XINT8", f"it is the only one that {name} takes"
-    attention = sorted(_ATTENTION & counts.keys())
-    if counts["MatMul"] + counts["Gemm"] > counts["Conv"] and len(attention) > 1:
+    attention = attention_in(proto)
+    if attention:
         return "A16W8", f"the model is a transformer ({', '.join(attention)}), which 8-bit activations harm"
-    sigmoids = _SIGMOIDS & counts.keys()
+    sigmoids = _SIGMOIDS & {node.op_type for node in proto.graph.node}
     if sigmoids:
         return "A8W8", f"{name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}"
     if generation.left_behind_depthwise and _has_depthwise(proto.graph):
         return "A8W8", f"{name} was seen to leave depthwise layers of XINT8 to the CPU, and the model has them"
     return "XINT8", f"{name} takes it, and the model has nothing that it would leave to the CPU for it"
+
+
+def attention_in(proto: onnx.ModelProto) -> list[str]:
+    """Return the operators by which a model is known as a transformer; none if it is not one."""
+    counts = Counter(node.op_type for node in proto.graph.node)
+    found = sorted(_ATTENTION & counts.keys())
+    return found if counts["MatMul"] + counts["Gemm"] > counts["Conv"] and len(found) > 1 else []
 
 
 def _has_depthwise(graph: onnx.GraphProto) -> bool:

@@ -123,9 +123,10 @@ def _next(report: Report) -> str:
     if helpful:
         return f"Next: the same with {helpful[0].options}"
     refinement = refinement_to_try(report.recipe)
-    if refinement is not None and f"--refine {refinement}" not in tried:
-        return f"Next: the same with --refine {refinement}"
-    return f"Next: {command('sensitivity', report.source, '--calib', 'DATA', *recipe_words(report.recipe))}"
+    words = ("--calib", "DATA", *recipe_words(report.recipe))
+    if refinement is not None and f"--refine {refinement}" not in tried:  # not measured, so not promised
+        return f"Next: {command('tune', report.source, report.output or 'OUTPUT', *words)}"
+    return f"Next: {command('sensitivity', report.source, *words)}"
 
 
 def _about_data(report: Report) -> list[str]:
