@@ -398,13 +398,14 @@ def emulate(
 
 @_tried("model")
 def check(
-    model: FloatModel, device: str = "npu-xint8", *, software: str = "", target: str | None = None
+    model: FloatModel, device: str | None = None, *, software: str = "", target: str | None = None
 ) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
     Args:
         model: a path, or a ModelProto.
-        device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16".
+        device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16";
+            None: that of these four that the file's numbers are for.
         software: the version of Ryzen AI Software, "1.6", "1.7" or "1.8"; without one, what any of them was seen to do.
         target: the earlier name of `device`.
 

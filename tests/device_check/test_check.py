@@ -186,7 +186,15 @@ def test_scales_per_channel():
     )
     model = detent.quantize(conv_relu_conv(), calibration=DATA, recipe=recipe).model
     assert detent.check(model, "npu-a8w8").verdict == "accepted"
-    assert "its weights are scaled per channel" in {what for _, what in errors(detent.check(model))}
+    assert "its weights are scaled per channel" in {what for _, what in errors(detent.check(model, "npu-xint8"))}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flow"), [("XINT8", "npu-xint8"), ("A8W8", "npu-a8w8"), ("A16W8", "npu-a16w8"), ("BF16", "npu-bf16")]
+)
+def test_without_a_device_the_numbers_of_the_file_say_how_it_is_run(recipe, flow):
+    found = detent.check(quantized(conv_relu_conv(), recipe))
+    assert (found.target, found.verdict) == (flow, "accepted")
 
 
 def test_a_bias_in_another_unit():

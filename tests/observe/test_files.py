@@ -319,7 +319,7 @@ def test_array_rows():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((2, 3)), "the array: input 'x' expects float32, found float64"),
+        (np.zeros((2, 3), int), "the array: input 'x' expects float32, found int64"),
         (np.zeros((2, 3, 3), np.float32), "the array: input 'x' expects shape"),
         ({"y": np.zeros((2, 3), np.float32)}, "the dict: the model has no input 'y'"),
         ({}, "the dict: there is no data for input 'x'"),

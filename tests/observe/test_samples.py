@@ -51,8 +51,9 @@ def test_scalars_stay_scalars():
     assert check_feeds({"x": np.array(2.0, np.float32)}, [spec()], "here")["x"].shape == ()
 
 
-def test_float16_is_widened_and_foreign_byte_order_turned():
-    found = check_feeds({"x": np.full((1, 3, 4, 5), 1.5, np.float16)}, [IMAGE], "here")["x"]
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_floats_are_converted_and_foreign_byte_order_turned(kind):
+    found = check_feeds({"x": np.full((1, 3, 4, 5), 1.5, kind)}, [IMAGE], "here")["x"]
     assert found.dtype == np.float32 and (found == 1.5).all()
     found = check_feeds({"x": np.full((1, 3, 4, 5), 1.5, ">f4")}, [IMAGE], "here")["x"]
     assert found.dtype == np.float32 and found.dtype.isnative and (found == 1.5).all()
@@ -83,9 +84,9 @@ def bad_number(value):
         (zeros(0, 3, 4, 5), spec(None, 3, 4, 5), "found [0, 3, 4, 5]: an empty batch."),
         (zeros(1, 3, 0, 5), spec(None, 3, None, 5), "expects shape [?, 3, ?, 5], found [1, 3, 0, 5]: an empty array."),
         (
-            zeros(1, 3, 4, 5, dtype=np.float64),
+            zeros(1, 3, 4, 5, dtype=np.complex64),
             IMAGE,
-            "expects float32, found float64. Convert it with .astype(np.float32)",
+            "expects float32, found complex64. Convert it with .astype(np.float32)",
         ),
         (zeros(1, 3, 4, 5), spec(1, 3, 4, 5, dtype=np.float16), "expects float16, found float32."),
         (

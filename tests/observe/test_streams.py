@@ -248,7 +248,7 @@ def test_a_reader_may_reuse_its_buffer():
         ([{"y": row(0)}], "item 0 of the iterable: the model has no input 'y'"),
         ([{}], "item 0 of the iterable: there is no data for input 'x'"),
         ([{"x": [[1.0, 2.0], [3.0]]}], "item 0 of the iterable: input 'x': expected an array, found ragged data"),
-        ([row(0), row(0).astype(float)], r"item 1 of the iterable: input 'x' expects float32, found float64"),
+        ([row(0), row(0).astype(int)], r"item 1 of the iterable: input 'x' expects float32, found int64"),
         ([row(0), row(np.nan)], "item 1 of the iterable: input 'x' expects finite numbers"),
         ([np.array([[1], [2, 3]], object)], "found Python objects"),
         ([np.zeros((1, 3), np.float32)], r"expects shape \[\?, 2\], found \[1, 3\]: axis 1 must be 2, not 3"),

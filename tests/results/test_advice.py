@@ -89,6 +89,12 @@ def test_a_large_loss_is_in_the_last_line():
     )
 
 
+def test_the_next_command_reads_images_as_this_one_did():
+    given = Calibration("8 images", 64, False, None, "", (), ["--preprocess", "p.json", "--mean", "1,2,3"])
+    made = report(fidelity=fidelity(16, classes(0.02, 0.0, 0.06)), calibration=given)
+    assert str(made).endswith("--data LABELLED --preprocess p.json --mean 1,2,3")
+
+
 def test_doubts_about_the_data_come_first():
     doubtful = Calibration("8 images", 8, False, None, "", ["All 8 samples are the same."])
     made = report(fidelity=fidelity(30), calibration=doubtful, in_sample=True)

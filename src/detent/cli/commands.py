@@ -338,13 +338,14 @@ def dump(
 def check(
     model: ui.AnyModel,
     device: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--device",
             "--target",
-            help="phx, hpt, stx, krk, strix-halo or cpu; or npu-xint8, npu-a8w8, npu-a16w8, npu-bf16.",
+            help="phx, hpt, stx, krk, strix-halo or cpu; or npu-xint8, npu-a8w8, npu-a16w8, npu-bf16. "
+            "Default: the last kind, by the file's numbers.",
         ),
-    ] = "npu-xint8",
+    ] = None,
     ep_report: Annotated[
         Path | None,
         typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),

@@ -101,6 +101,8 @@ class FixedShapes(ConversionStep):
             raise UsageError(f"fixed-shapes: batch is {self.batch}; it has to be at least 1.")
         if self.batch:
             wanted = {**_batched(model.graph, self.batch, skip=wanted), **wanted}
+        if not wanted and self.batch:
+            raise UsageError("fixed-shapes: no input has a free batch. Export the model again with the batch you need.")
         if not wanted:
             raise UsageError(
                 "fixed-shapes needs to know which: fixed-shapes:shapes=input=1/3/224/224, or fixed-shapes:batch=1."

@@ -31,7 +31,7 @@ from detent.device_check.network import (
 from detent.device_check.partition import macs_of, partition
 from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
-from detent.devices.device import GENERATIONS, Device, check_software, recipe_for
+from detent.devices.device import GENERATIONS, Device, attention_in, check_software, recipe_for
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
 from detent.graph.runtime import onnxruntime
@@ -59,13 +59,14 @@ _FLOAT_TAIL = "on Phoenix and Hawk Point one float tail keeps every node off the
 _CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; with --device phx it is cut by itself"
 
 
-def check(model: ModelLike, target: str = "npu-xint8", software: str = "") -> checked.DeviceCheck:
+def check(model: ModelLike, target: str | None = None, software: str = "") -> checked.DeviceCheck:
     """Check a float or quantized model for a device, by name, with a version of its software if one is given.
 
-    A float model is taken to be quantized as `detent quantize` would for that device.
+    A float model is taken to be quantized as `detent quantize` would for that device. Without a name, it is the NPU in
+    the way of running models that the numbers of the file are for.
     """
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
-    device = _device_for(proto, target, software)
+    device = _device_for(proto, _flow_of(proto) if target is None else target, software)
     if not device.checkable:
         known = ", ".join(name for name, each in DEVICES.items() if each.checkable)
         raise UsageError(
@@ -89,6 +90,22 @@ def _device_for(proto: onnx.ModelProto, name: str, software: str) -> Device:
     return replace(device_of(recipe.replace(target=name)), software=software)
 
 
+def _flow_of(proto: onnx.ModelProto) -> str:
+    """Return the NPU's way of running models that a file is for; of a float file, that of its default recipe."""
+    activations, shifts = _activations_of(proto)[0], _shifts_of(proto)
+    if not activations:
+        return "npu-a8w8" if attention_in(proto) else "npu-xint8"
+    if activations == "bfloat16":
+        return "npu-bf16"
+    if activations == "uint8" and 2 * sum(shifts) > len(shifts):  # single others are errors of that one
+        return "npu-xint8"
+    types = {each.name: each.data_type for each in proto.graph.initializer}
+    quantizing = (node for node in proto.graph.node if node.op_type == "QuantizeLinear")
+    points = [types.get(name) for node in quantizing for name in node.input[2:3]]
+    wide = sum(kind in (onnx.TensorProto.INT16, onnx.TensorProto.UINT16) for kind in points)
+    return "npu-a16w8" if 2 * wide > len(points) else "npu-a8w8"  # of which single activations may have 16 bits
+
+
 def _check_software(device: Device) -> Iterator[checked.Finding]:
     generation = device.generation
     if generation is not None and generation.needs_overlay and device.software > generation.last_software:
@@ -107,10 +124,16 @@ def _activations_of(proto: onnx.ModelProto) -> tuple[str, bool]:
     """
     kinds = {each.data_type for each in proto.graph.initializer}
     wide = {onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+    quantizes = any(node.op_type == "QuantizeLinear" and len(node.input) > 1 for node in proto.graph.node)
+    found = next((name for kind, name in wide.items() if kind in kinds), "uint8" if quantizes else "")
+    return found, all(_shifts_of(proto))
+
+
+def _shifts_of(proto: onnx.ModelProto) -> list[bool]:
+    """Return, for each scale that values are quantized with, whether it is a power of two."""
     names = {node.input[1] for node in proto.graph.node if node.op_type == "QuantizeLinear" and len(node.input) > 1}
-    arrays = [onnx.numpy_helper.to_array(each) for each in proto.graph.initializer if each.name in names]
-    shifted = all(bool((np.frexp(array)[0] == 0.5).all()) for array in arrays)
-    return next((name for kind, name in wide.items() if kind in kinds), "uint8" if names else ""), shifted
+    arrays = (onnx.numpy_helper.to_array(each) for each in proto.graph.initializer if each.name in names)
+    return [bool((np.frexp(array)[0] == 0.5).all()) for array in arrays]
 
 
 def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:

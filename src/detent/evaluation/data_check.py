@@ -60,12 +60,13 @@ def question_data(
     answer: Answer,
     *,
     guessed: bool = False,
+    arrays: bool = False,
     known: Mapping[int, Mapping[str, Array]] | None = None,
 ) -> list[str]:
     """Return what is wrong with samples, each in a sentence or two; empty if nothing is.
 
     `samples` are read one by one as they are needed. `answer` runs the float model; `known` has what it answers to some
-    of them. `guessed`: nobody said how images are normalised.
+    of them. `guessed`: nobody said how images are normalised; `arrays`: the user did that, and gave the result.
     """
     rows = _rows(samples, LOOKED_AT // 2)
     name = max(rows[0], key=lambda name: rows[0][name].size, default=None) if rows else None
@@ -89,7 +90,7 @@ def question_data(
     axis = _channel_axis(rows[0][name])
     if axis is not None and single and len(answers) >= 4:
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
-        wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed)
+        wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
     return [*told, *found]
 
@@ -229,7 +230,7 @@ def _of_classes(scores: Sequence[Array]) -> list[str]:
 
 
 def _wrong_normalisation(
-    images: ImageSamples, arrays: Sequence[Array], answers: Sequence[Mapping[str, Array]], *, guessed: bool
+    images: ImageSamples, arrays: Sequence[Array], answers: Sequence[Mapping[str, Array]], *, guessed: bool, ready: bool
 ) -> str | None:
     """Say which normalisation the float model answers better with than with the given one; None if there is none."""
     given = recognised(arrays)
@@ -244,7 +245,7 @@ def _wrong_normalisation(
         return None
     why, advice = beyond or "", "Check --mean and --std, or how the arrays were made."
     if better is not None:
-        why, advice = better[1], f"Give {better[0].flags}, or arrays made that way."
+        why, advice = better[1], f"Make the arrays as {better[0].flags} would." if ready else f"Give {better[0].flags}."
     guess = "was guessed and " if guessed else ""
     return f"The normalisation {guess}looks wrong: the data is {given.name}, and {why}. {advice}"
 

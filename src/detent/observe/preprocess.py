@@ -180,6 +180,15 @@ class PreprocessOptions:
         """Return the fields that are not None, by name."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
+    @property
+    def flags(self) -> list[str]:
+        """The options of a command that say the same."""
+        words = []
+        for name, value in self.given().items():
+            numbers = value if isinstance(value, (tuple, list)) else [value]
+            words += ["--preprocess" if name == "file" else f"--{name}", ",".join(str(each) for each in numbers)]
+        return words
+
 
 def preprocess_options(
     given: PreprocessOptions | Mapping[str, Any] | str | os.PathLike[str] | None,

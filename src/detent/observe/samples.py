@@ -134,13 +134,13 @@ def check_array(array: Array, spec: InputSpec, origin: str) -> Array:
 
 
 def check_dtype(found: np.dtype[Any], spec: InputSpec, where: str) -> None:
-    """Raise `DataError` unless data of type `found` can be fed: the input's own type, or float16 for float32."""
+    """Raise `DataError` unless data of type `found` can be fed: the input's own type, or other floats for float32."""
     if found.kind == "O":
         raise DataError(
             f"{where} expects {spec.dtype.name}, found Python objects, such as rows of different lengths. "
             "Give a plain numeric array."
         )
-    if found.newbyteorder("=") == spec.dtype or (found == np.float16 and spec.dtype == np.float32):
+    if found.newbyteorder("=") == spec.dtype or (found in (np.float16, np.float64) and spec.dtype == np.float32):
         return
     advice = f"Convert it with .astype(np.{spec.dtype.name})"
     if found.kind in "iub" and spec.dtype.kind == "f":

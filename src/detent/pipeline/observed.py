@@ -234,9 +234,10 @@ def _question(
     if not looked_at:
         return []
     original, samples = loading.result(), FirstSamples(looked_at)
-    guessed = prepared.source is not None and prepared.source.note.startswith("Guessed")
+    source = prepared.source
+    guessed, arrays = source is not None and source.note.startswith("Guessed"), source is None or not source.preprocess
     known = {at: answers[pending.index] for at, pending in enumerate(looked_at) if pending.index in answers}
-    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed, known=known)
+    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed, arrays=arrays, known=known)
     return [*original.unlike_training(samples), *found]
 
 

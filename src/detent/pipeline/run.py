@@ -146,4 +146,4 @@ def _calibration(
     preprocess = source.preprocess.to_dict() if source is not None and source.preprocess else None
     note = "" if source is None else source.note
     random = source is not None and source.random
-    return Calibration(described, observation.samples, random, preprocess, note, findings)
+    return Calibration(described, observation.samples, random, preprocess, note, findings, job.preprocess.flags)

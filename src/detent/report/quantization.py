@@ -114,16 +114,20 @@ def _next(report: Report) -> str:
     if judgement is None or (calibration is not None and calibration.random):
         return "Next: the same with real, varied data in --calib."
     if calibration is not None and calibration.findings:
-        return "Next: fix what the first warning above reports."
+        return "Next: mend the data first, as the warning about it says."
+    flags = [] if calibration is None else calibration.flags
     if judgement.level in ("close", "unclear"):
         if report.device is not None and report.device.verdict == "rejected":
             return "Next: the fix that the first warning above names."
-        return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED')}"
+        tail = [] if report.cut is None else ["--tail", report.cut.tail or "TAIL"]
+        rounding = report.recipe.emulated  # to judge as the device rounds
+        words = [*flags, *tail, *([] if rounding is None else ["--emulate", rounding])]
+        return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED', *words)}"
     helpful, tried = helpful_trials(report), {trial.options for trial in report.trials}
     if helpful:
         return f"Next: the same with {helpful[0].options}"
     refinement = refinement_to_try(report.recipe)
-    words = ("--calib", "DATA", *recipe_words(report.recipe))
+    words = ["--calib", "DATA", *flags, *recipe_words(report.recipe)]
     if refinement is not None and f"--refine {refinement}" not in tried:  # not measured, so not promised
         return f"Next: {command('tune', report.source, report.output or 'OUTPUT', *words)}"
     return f"Next: {command('sensitivity', report.source, *words)}"

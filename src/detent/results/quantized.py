@@ -51,6 +51,8 @@ class Calibration:
     note: str
     findings: Sequence[str] = ()
     """What makes the data doubtful (evaluation/data_check.py)."""
+    flags: Sequence[str] = ()
+    """The options by which the user said how images are read, for the next command."""
 
 
 @dataclass(frozen=True)
