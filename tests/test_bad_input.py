@@ -181,7 +181,7 @@ def folder_of(tmp_path, arrays):
     ("last", "words"),
     [
         (np.zeros((3, 9, 8), np.float32), ("shape", "[1, 3, 9, 8]")),
-        (np.zeros((3, 8, 8), np.float64), ("float64", "astype(np.float32)")),
+        (np.zeros((3, 8, 8), np.int32), ("int32", "astype(np.float32)")),
         (np.zeros((3, 8, 8), np.uint8), ("uint8",)),
         (np.full((3, 8, 8), np.nan, np.float32), ("NaN",)),
         (np.full((3, 8, 8), np.inf, np.float32), ("infinite",)),
