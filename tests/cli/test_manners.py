@@ -9,6 +9,7 @@ import sys
 import time
 
 import onnx
+import pytest
 
 from tests.conftest import tiny_model
 
@@ -31,11 +32,12 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert said == b""
 
 
-def test_a_name_that_the_terminal_cannot_show_is_spelled_out(tmp_path):
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437"])  # of Windows: a pipe's, and an old console's
+def test_a_name_that_the_terminal_cannot_show_is_spelled_out(tmp_path, encoding):
     proto = tiny_model()
     proto.graph.input[0].name = proto.graph.node[0].input[0] = "卷积"
     onnx.save(proto, tmp_path / "m.onnx")
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
     shown = subprocess.run(
         [*DETENT, "inspect", str(tmp_path / "m.onnx"), "--verbose"], capture_output=True, env=environment, check=False
     )
