@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import onnx
@@ -83,7 +84,8 @@ def _change_field(message: Message, name: str, value: Any, rng: random.Random) -
     elif isinstance(value, str):
         setattr(message, name, rng.choice(TEXTS))
     elif isinstance(value, bytes):
-        setattr(message, name, _change_bytes(value, rng))
+        with suppress(ValueError):  # a text that is no UTF-8 comes as bytes, and takes only text
+            setattr(message, name, _change_bytes(value, rng))
 
 
 def _assign(message: Message, name: str, number: int, before: int) -> None:

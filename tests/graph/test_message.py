@@ -148,6 +148,23 @@ def test_an_opset_of_the_future_says_which_are_known():
         load(model)
 
 
+@pytest.mark.parametrize("version", [0, -1, 2**31, 2**63 - 1])
+def test_an_opset_that_there_cannot_be_is_a_model_error(version):
+    model = tiny_model()
+    model.opset_import[0].version = version
+    with pytest.raises(ModelError, match=str(version)):
+        load(model)
+
+
+def test_types_that_only_the_converter_knows_are_a_model_error():
+    """scikit-learn's exporters end with a sequence of maps; here the file does not say that it is one."""
+    node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    x, maps = helper.make_tensor_value_info("x", 1, [1, 2]), helper.make_empty_tensor_value_info("maps")
+    opsets = [helper.make_opsetid("", 11), helper.make_opsetid("ai.onnx.ml", 1)]
+    with pytest.raises(ModelError, match="opset 17"):
+        load(helper.make_model(helper.make_graph([node], "zipmap", [x], [maps]), opset_imports=opsets))
+
+
 def test_a_value_that_comes_from_nowhere_is_named():
     reads, answers = tiny_model(), tiny_model()
     reads.graph.node[0].input[0] = "nowhere"
@@ -159,11 +176,15 @@ def test_a_value_that_comes_from_nowhere_is_named():
 
 def test_bytes_that_are_no_text_are_spelled_out(tmp_path):
     """onnxruntime runs such files; exporters with names in another encoding write them."""
-    data = tiny_model().SerializeToString().replace(b"\x02c1", b"\x02\xde1").replace(b"second", b"sec\xffnd")
+    proto = tiny_model()
+    proto.opset_import.append(helper.make_opsetid("unused", 1))
+    data = proto.SerializeToString().replace(b"\x02c1", b"\x02\xde1").replace(b"second", b"sec\xffnd")
+    data = data.replace(b"unused", b"unus\xf8d")
     path = tmp_path / "m.onnx"
     path.write_bytes(data)
     assert onnxruntime.InferenceSession(str(path))
     model = load(path)
     assert {node.name for node in model.graph} == {"first", "relu", "sec\\xffnd"}
     assert model.graph.node(0).outputs[0].name == "\\xde1"
+    assert "unus\\xf8d" in model.opset_imports
     assert onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())

@@ -8,14 +8,15 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from detent.errors import DataError, UsageError
+from detent.errors import DataError, ModelError, UsageError
 from detent.observe.preprocess import InputSpec, PreprocessOptions
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 
 RAW = PreprocessOptions(mean=0.0, std=1.0)
 
@@ -385,3 +386,10 @@ def test_errors_of_the_data_come_through():
     assert len(source.peek(1)) == 1
     with pytest.raises(DataError, match="the disk is gone"):
         list(source)
+
+
+def test_an_input_whose_type_says_nothing_is_named():
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.UNDEFINED), shape=ir.Shape([1, 2]))
+    model = ir.Model(ir.Graph([value], [value], nodes=[]), ir_version=8)
+    with pytest.raises(ModelError, match="'x'"):
+        input_specs(model)

@@ -129,7 +129,10 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
             f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)} "
             f"Export it again with opset {wanted}."
         ) from error
-    converted = ir.from_proto(proto)
+    try:
+        converted = ir.from_proto(proto)
+    except UNREADABLE as error:  # the converter infers types, of which the graph library does not know all
+        raise ModelError(f"{where} cannot be understood at opset {wanted}: {_root_cause(error)}") from error
     for node in [each for each in converted.graph.all_nodes() if each.domain == _NEWER]:
         node.domain = ""
     converted.graph.opset_imports.pop(_NEWER, None)

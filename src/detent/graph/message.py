@@ -1,8 +1,8 @@
 """Check and mend the message of a model file before it becomes a graph: a file is untrusted input.
 
-Checked, without reading any data: every tensor has a known type, no size below zero, and as many
-bytes as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below
-the model's own folder, in a file that is long enough.
+Checked, without reading any data: the opset is a number that there can be; every tensor has a known type, no
+size below zero, and as many bytes as these say (a few bytes that declare a terabyte are refused here, not by the
+machine); external data lies below the model's own folder, in a file that is long enough.
 
 Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
 
@@ -58,10 +58,14 @@ _FIELDS: dict[int, str] = {
 
 
 def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
-    """Raise ModelError, naming the tensor, for one whose data is not what it declares or is not to be read.
+    """Raise ModelError for an opset that cannot be, and, naming it, for a tensor whose data is not what it declares or
+    is not to be read.
 
     Data that is small, or that is not an initializer of the main graph, is read into the message if it is external.
     """
+    for entry in (*proto.opset_import, *(each for function in proto.functions for each in function.opset_import)):
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version < 2**31:
+            raise ModelError(f"{where} has opset {entry.version}, which there cannot be. Export the model again.")
     for tensor in proto.graph.initializer:
         _check_tensor(tensor, where, folder, most_inside=SMALL)
     for tensor in _other_tensors(proto):
@@ -238,10 +242,15 @@ def _texts(proto: onnx.ModelProto, graphs: Sequence[Any]) -> Iterator[str | byte
     """Yield the texts that are worked with. What is not UTF-8 comes as bytes."""
     yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
     yield from (text for entry in proto.metadata_props for text in (entry.key, entry.value))
+    yield from (entry.domain for entry in proto.opset_import)
+    for function in proto.functions:
+        yield from (function.domain, *function.attribute, *(entry.domain for entry in function.opset_import))
     for graph in graphs:
         yield from (graph.name, graph.doc_string)
+        yield from (dim.dim_param for dim in _dimensions(graph))
         for node in graph.node:
             yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
         for value in (*graph.input, *graph.output, *graph.value_info, *getattr(graph, "initializer", ())):
             yield getattr(value, "name", value)  # inputs of a function are names
 

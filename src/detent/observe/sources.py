@@ -38,7 +38,8 @@ def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
 
 
 def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
-    if value.dtype is None or value.shape is None:
+    # Read without onnx: an element type of 0 is that of a type that says nothing.
+    if not value.dtype or value.shape is None:
         raise ModelError(
             f"Input '{value.name}' has no tensor type or no shape, so no data can be checked against it. "
             "Export the model with typed inputs."
