@@ -203,3 +203,37 @@ def test_json_keeps_the_fit(tmp_path):
     (tmp_path / "options.json").write_text(json.dumps(recipe.to_dict()))
     assert recipe_of(model_of({}), file=tmp_path / "options.json")[0] == recipe
     assert "fit" not in recipe_of(model_of({}))[0].to_dict()
+
+
+def saved(model, folder, name, **settings):
+    """The model as a file, and settings beside it under its own name."""
+    path = folder / f"{name}.onnx"
+    onnx.save(model, path)
+    (folder / f"{name}.json").write_text(json.dumps(settings), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_a_file_of_your_own_under_the_models_name_is_obeyed(tmp_path, opset):
+    """A model that is converted to another opset still knows where it came from."""
+    model = model_of({})
+    model.opset_import[0].version = opset
+    recipe, note = recipe_of(saved(model, tmp_path, "net", mean=[103.5, 116, 123.5], std=1, order="BGR", layout="NHWC"))
+    assert (recipe.mean, recipe.std, recipe.order, recipe.layout) == ((103.5, 116.0, 123.5), (1.0,), "BGR", "NCHW")
+    assert "net.json" in note
+    assert "Guessed" not in note
+
+
+def test_a_file_of_your_own_comes_before_the_exporters_words_which_still_name_classes(tmp_path):
+    path = saved(model_of(YOLO), tmp_path, "net", mean=7, std=9, fit="stretch")
+    recipe, _ = recipe_of(path)
+    assert (recipe.mean, recipe.fit) == ((7.0,), "stretch")
+    assert declared_images(load(path)).names == ("person", "car")
+    assert recipe_of(path, mean=(0.0,))[0].mean == (0.0,)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mean": 7, "labels": ["a"]}, {"size": 32}, {"mean": "x"}, {"std": 0.2}, {"std": 0}]
+)
+def test_a_file_with_the_models_name_and_another_purpose_is_passed_over(tmp_path, settings):
+    assert "Guessed mean and std" in recipe_of(saved(model_of({}), tmp_path, "net", **settings))[1]

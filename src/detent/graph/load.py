@@ -147,6 +147,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     converted.graph.inputs.extend(by_name[str(value.name)] for value in model.graph.inputs)
     common_passes.RemoveInitializersFromInputsPass()(converted)
     repair_names(converted)
+    converted.meta.update(model.meta)
     return converted
 
 
@@ -223,11 +224,10 @@ def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
     return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
 
 
-# The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none.
 LARGE = 1 << 14  # elements
 _WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
-FOLDER = "folder"
+FILE = "file"  # the key of a loaded model's `meta` under which its path is kept; a ModelProto has none
 
 
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
@@ -242,7 +242,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         path = Path(model)
         finish_trial(path)
         graph_model = _deserialize(read_proto(path), where, folder=path.parent)
-        graph_model.meta[FOLDER] = path.parent  # exporters put files about the model beside it
+        graph_model.meta[FILE] = path  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
         graph_model.ir_version = max(graph_model.ir_version, 4)  # before, an initializer had to be an input as well

@@ -7,8 +7,9 @@
 | ONNX         | metadata `Image.BitmapPixelFormat` and others       | order of channels, range of pixels        |
 | Hugging Face | preprocessor_config.json beside the model           | size, crop, mean, std, filter             |
 | timm         | config.json beside the model, with `pretrained_cfg` | size, crop, mean, std, filter             |
+| you          | model.json beside model.onnx                        | whatever --preprocess takes               |
 
-torchvision says nothing. The files are untrusted, and nobody named them on the command line: what cannot be understood
+torchvision says nothing. Your own file comes first. The files are untrusted, and nobody named them on the command line: what cannot be understood
 in them is passed over, and the guess that then takes its place is called a guess.
 """
 
@@ -17,14 +18,16 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from detent.graph.load import FOLDER
+from detent.errors import UsageError
+from detent.graph.load import FILE
 from detent.observe.images import GREY
-from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages
+from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages, checked_settings
 from detent.settings import parse_json, read_text
 
 _PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
@@ -40,13 +43,16 @@ _UNIT: dict[str, Any] = {"mean": (0.0,), "std": (255.0,)}
 def declared_images(model: ir.Model) -> DeclaredImages | None:
     """Return what the exporter recorded about the model's images; None if nothing."""
     metadata = {str(key): str(value) for key, value in model.metadata_props.items()}
+    path = model.meta.get(FILE)
     found = _ultralytics(metadata, model) or _pixel_metadata(metadata)
-    folder = model.meta.get(FOLDER)
-    if found is not None or not isinstance(folder, Path):
+    own = _own(path.with_suffix(".json")) if isinstance(path, Path) else None
+    if own is not None:
+        return own if found is None else replace(found, settings=own.settings, source=own.source)
+    if found is not None or not isinstance(path, Path):
         return found
+    folder = path.parent
     # Repositories of Hugging Face keep the models in a folder of their own.
-    folders = [folder, *([folder.parent] if folder.name == "onnx" else [])]
-    for each in folders:
+    for each in [folder, *([folder.parent] if folder.name == "onnx" else [])]:
         found = _hugging_face(each / "preprocessor_config.json") or _timm(each / "config.json")
         if found is not None:
             return found
@@ -99,6 +105,17 @@ def _pixel_metadata(metadata: Mapping[str, str]) -> DeclaredImages | None:
     if values is not None:
         settings |= {"mean": (values[0],), "std": (values[1],)}
     return DeclaredImages(settings, "the model's metadata (Image.*)") if settings else None
+
+
+def _own(file: Path) -> DeclaredImages | None:
+    """Read a file that has nothing but settings of `--preprocess`, mean or std among them; any other is not meant."""
+    settings = _json(file)
+    if not {"mean", "std"} & set(settings):
+        return None
+    try:
+        return DeclaredImages(checked_settings(settings, lambda key: f"{file}: '{key}'"), str(file))
+    except UsageError:
+        return None
 
 
 def _hugging_face(file: Path) -> DeclaredImages | None:

@@ -212,8 +212,8 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     """
     flags = (overrides or PreprocessOptions()).given()
     path = flags.pop("file", None)
-    flags = _checked(flags, lambda key: f"--{key}")
-    from_file = {} if path is None else _checked(_read_json(Path(path)), lambda key: f"{path}: '{key}'")
+    flags = checked_settings(flags, lambda key: f"--{key}")
+    from_file = {} if path is None else checked_settings(_read_json(Path(path)), lambda key: f"{path}: '{key}'")
     given = from_file | flags
 
     def label(key: str) -> str:
@@ -232,7 +232,7 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
     settings["size"] = size
     _check_together(settings, given, label)
-    recipe = Preprocess(**_checked(settings, label))  # what was declared is as good as its author
+    recipe = Preprocess(**checked_settings(settings, label))  # what was declared is as good as its author
     return recipe, _sentence(spec, recipe, given, declared)
 
 
@@ -246,6 +246,7 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
         for key in keys:
             settings.pop(key, None)
 
+    leave_out("layout", "dtype")  # the input itself says these
     if given["dtype"] == "uint8":
         leave_out("mean", "std")
     channels = spec.shape[_channel_axis(layout)]
@@ -371,7 +372,7 @@ def _read_json(path: Path) -> Mapping[str, object]:
     return raw
 
 
-def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
+def checked_settings(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
     """Return every setting in its final type. Nothing is filled in; a null is the same as not given."""
     settings: dict[str, Any] = {}
     for key, value in raw.items():
