@@ -9,8 +9,8 @@
 | timm         | config.json beside the model, with `pretrained_cfg` | size, crop, mean, std, filter             |
 | you          | model.json beside model.onnx                        | whatever --preprocess takes               |
 
-torchvision says nothing. Your own file comes first. The files are untrusted, and nobody named them on the command line: what cannot be understood
-in them is passed over, and the guess that then takes its place is called a guess.
+torchvision says nothing. Your own file comes first. The files are untrusted, and nobody named them on the command line:
+what cannot be understood in them is passed over, and the guess that then takes its place is called a guess.
 """
 
 from __future__ import annotations
