@@ -156,6 +156,17 @@ def test_an_opset_that_there_cannot_be_is_a_model_error(version):
         load(model)
 
 
+@pytest.mark.parametrize("domain", ["", "some.domain"])
+def test_malformed_nodes_are_found_whatever_the_opset(domain):
+    model = tiny_model()
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid(domain, 4000))
+    assert read(model)
+    del model.graph.node[0].input[1:]
+    with pytest.raises(ModelError, match="'first'"):
+        read(model)
+
+
 def test_types_that_only_the_converter_knows_are_a_model_error():
     """scikit-learn's exporters end with a sequence of maps; here the file does not say that it is one."""
     node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])

@@ -372,8 +372,10 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
 
     onnxruntime refuses it as well. What is checked here, no later step has to.
     """
+    newest = onnx.defs.onnx_opset_version()
+    version = min(model.opset_imports.get("", newest), newest)  # what is newer still, or not said, is like the newest
     for node in model.graph.all_nodes():
-        schema = _schema(node.op_type, model.opset_imports.get("", 0)) if node.domain == "" else None
+        schema = _schema(node.op_type, version) if node.domain == "" else None
         if schema is None or node.op_identifier() in model.functions:
             continue
         count, wrong = len(node.inputs), ""
