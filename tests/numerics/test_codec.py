@@ -141,3 +141,22 @@ def test_compiled_loops_are_the_same(dtype):
     x = near_ties(float(params.scale), fmt, 3)
     np.testing.assert_array_equal(encode_activation(x, params), params.encode(x))
     np.testing.assert_array_equal(decode_activation(params.codes(x), params), params.stored(x))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (2, 3), (3, 1, 5), (2, 3, 4), (1, 40)])
+@pytest.mark.parametrize("axis", [None, 0, -1])
+def test_codes_and_numbers_are_the_same_part_by_part(monkeypatch, shape, axis):
+    """Parts of every size, down to a single number, give what the whole array gives."""
+    if axis is not None and not shape:
+        return
+    random = np.random.default_rng(3)
+    values = random.normal(0, 40, shape).astype(np.float32)
+    count = () if axis is None else (shape[axis],)
+    scale = codec.spread(random.uniform(0.3, 2, count), shape, axis, 0)
+    zero_point = codec.spread(random.integers(-9, 9, count), shape, axis, 0)
+    codes = np.clip(codec.levels(values, scale, zero_point, 8), -128, 127).astype(np.int8)
+    numbers = (codes.astype(np.int64) - zero_point).astype(np.float32) * np.asarray(scale).astype(np.float32)
+    for part in (1, 2, 5, 1000):
+        monkeypatch.setattr(codec, "PART", part)
+        assert np.array_equal(codec.encode(values, scale, zero_point, -128, 127, 8, np.int8), codes)
+        assert np.array_equal(codec.decode(codes, scale, zero_point), numbers)

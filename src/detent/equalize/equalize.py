@@ -122,11 +122,14 @@ def _layer_channels(
 
 def apply_factors(model: ir.Model, channels: ChannelMap, factors: ChannelFactors) -> Equalization:
     """Write factors into the layers, and into the bounds of Clips."""
+    padded = pad(factors.variables)
     for layer in channels.layers:
+        if not padded[layer.inputs].any() and not padded[layer.outputs].any():
+            continue  # weights that stay as they are stay where they are
         scaled = LayerChannels(str(layer.node.name), layer.inputs, layer.outputs, layer.weight, layer.bias)
-        bias = scaled.scaled_bias(pad(factors.variables))
+        bias = scaled.scaled_bias(padded)
         weight = np.empty(layer.weight.shape, np.float32)
-        for rows, numbers in scaled.scaled_rows(pad(factors.variables)):
+        for rows, numbers in scaled.scaled_rows(padded):
             weight[:, rows] = numbers
         replace_constant(layer.node, 1, layer.ungrouped(weight))
         if bias is not None:

@@ -26,7 +26,16 @@ import onnx_ir as ir
 from detent.errors import DataError
 from detent.execute.code_tables import CodeTable, KnownFunctions, are_elementwise, every_code
 from detent.graph.save import serialize
-from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, segment_options, usable_cores
+from detent.graph.session import (
+    RUNTIME_ERRORS,
+    Feeds,
+    first_line,
+    initializers,
+    open_session,
+    segment_options,
+    usable_cores,
+    with_weights,
+)
 from detent.graph.values import captured_values, constant, is_constant, read_values
 from detent.numerics.formats import Array, QuantParams, decode_activation, encode_activation, holds_integers
 from detent.observe.samples import Sample
@@ -87,15 +96,16 @@ class Program:
         """Load the nodes. `like` is what goes in, for the types."""
         self._outputs = [str(value.name) for value in outputs]
         self._where = f"node '{nodes[-1].name}' ({nodes[-1].op_type})"
-        held: dict[str, onnx.TensorProto] = {}
-        protos = [_with_constants(node, constants, held) for node in nodes]
+        arrays: dict[str, Array] = {}
+        captured: dict[str, onnx.TensorProto] = {}
+        protos = [_with_constants(node, constants, arrays, captured) for node in nodes]
+        tensors, large = initializers(arrays)
         inputs = [_info(name, array) for name, array in like.items()]
-        graph = onnx.helper.make_graph(
-            protos, "segment", inputs, [onnx.ValueInfoProto(name=name) for name in self._outputs], list(held.values())
-        )
+        results = [onnx.ValueInfoProto(name=name) for name in self._outputs]
+        graph = onnx.helper.make_graph(protos, "segment", inputs, results, [*tensors, *captured.values()])
         opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
-        self._session = open_session(serialize(proto), segment_options())
+        self._session = open_session(serialize(proto), with_weights(segment_options(), large))
 
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""
@@ -108,19 +118,24 @@ class Program:
         return results
 
 
-def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.TensorProto]) -> onnx.NodeProto:
-    """Return the node with each constant under a name of its own: two readers may see different numbers of one."""
+def _with_constants(
+    node: ir.Node, constants: Constants, arrays: dict[str, Array], captured: dict[str, onnx.TensorProto]
+) -> onnx.NodeProto:
+    """Return the node with each constant under a name of its own: two readers may see different numbers of one.
+
+    `arrays` takes the constants, and `captured` those that a body of the node reads from outside.
+    """
     proto: onnx.NodeProto = ir.serde.serialize_node(node)
     for index, value in enumerate(node.inputs):
         if constant(value) is not None:  # also that of a Constant node, in a model that was not prepared
             name = f"{node.name}/{index}/constant"
-            held[name] = onnx.numpy_helper.from_array(np.asarray(constants(node, index)), name)
+            arrays[name] = np.asarray(constants(node, index))
             proto.input[index] = name
     # A body knows it by its own name, also where the node has the same constant as an input.
     for value in captured_values(node):
         if is_constant(value) and value.const_value is not None:
-            held[str(value.name)] = ir.to_proto(value.const_value)
-            held[str(value.name)].name = str(value.name)
+            captured[str(value.name)] = ir.to_proto(value.const_value)
+            captured[str(value.name)].name = str(value.name)
     return proto
 
 

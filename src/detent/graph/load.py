@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,15 @@ def stored_bytes(model: ModelLike) -> int:
 
 def files_of(path: Path) -> list[Path]:
     """Return the model's file and those that hold its external data."""
-    return [path, *(path.parent / location for location in sorted(external_files(read_proto(path))))]
+    stat = path.stat() if path.is_file() else None
+    version = (0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size)
+    return [path, *(path.parent / location for location in _locations(path, *version))]
+
+
+@lru_cache(maxsize=8)
+def _locations(path: Path, modified: int, size: int) -> list[str]:  # noqa: ARG001  (both tell a file that was replaced)
+    """Return where a file's external data lies. To find that, all of it is read."""
+    return sorted(external_files(read_proto(path)))
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

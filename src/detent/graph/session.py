@@ -35,6 +35,9 @@ WORTH_COLLECTING = 64 << 20
 LARGE_MODEL = 32 << 20
 _LARGE_MODEL = Lock()
 
+HUGE_MODEL = 256 << 20
+"""Bytes of weights from which on no copy of them is kept that only saves time."""
+
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 BY_REFERENCE = 1 << 16
@@ -228,6 +231,9 @@ class Runner:
         onnxruntime rewrote it for this CPU, with its large weights in a file beside it.
         """
         options = exact_options() if exact else session_options()
+        if _bytes_as_floats(model) >= HUGE_MODEL:
+            # Weights would be copied into the order in which products read them.
+            options.add_session_config_entry("session.disable_prepacking", "1")
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
             # Beside it, because within the file each weight would be in memory several times while it is written.
@@ -285,6 +291,12 @@ class Runner:
                 options = with_weights(options, self._weights)
                 self._session, self._source = open_session(self._source, options, self._providers), None
             return self._session is not failed
+
+
+def _bytes_as_floats(model: ir.Model) -> int:
+    """Return the bytes of weights as they are computed with: codes become floats when a session is made."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(4 * tensor.size for tensor in tensors if tensor is not None)
 
 
 def check_operators(model: ir.Model) -> None:
@@ -349,6 +361,28 @@ def with_weights(
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
     return options
+
+
+def initializers(
+    arrays: Mapping[str, npt.NDArray[Any]],
+) -> tuple[list[onnx.TensorProto], dict[str, npt.NDArray[np.float32]]]:
+    """Return arrays as initializers for a message, and those that it only names: a session reads these where they are."""
+    large = {
+        name: np.ascontiguousarray(array)
+        for name, array in arrays.items()
+        if array.dtype == np.float32 and array.nbytes >= BY_REFERENCE
+    }
+    tensors = []
+    for name, array in arrays.items():
+        if name not in large:
+            tensors.append(onnx.numpy_helper.from_array(array, name))
+            continue
+        tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=array.shape)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", "in-memory"), ("offset", "0"), ("length", str(array.nbytes))):
+            tensor.external_data.add(key=key, value=value)
+        tensors.append(tensor)
+    return tensors, large
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mappin
     return bool(channels) and channels % MOST_LANES == 0
 
 
-MOST_BYTES = 1 << 29  # of weights: beyond it, a second copy of them in memory costs more than the time is worth
+MOST_BYTES = 1 << 28  # of weights: beyond it, writing and loading them a second time costs more than it saves
 
 
 class Rewritten(NamedTuple):

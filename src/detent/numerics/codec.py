@@ -23,6 +23,8 @@ would become even ones. Here only x - rint(x) and x - trunc(x) are looked at, an
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -95,14 +97,55 @@ def levels(
 
 
 def encode(
-    values: npt.ArrayLike, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any], low: int, high: int, bits: int
-) -> npt.NDArray[np.int64]:
-    """Return the codes of `values`, within low..high."""
-    found = levels(values, scale, zero_point, bits)
-    return np.clip(found, low, high, out=found).astype(np.int64)
+    values: npt.ArrayLike,
+    scale: npt.NDArray[Any],
+    zero_point: npt.NDArray[Any],
+    low: int,
+    high: int,
+    bits: int,
+    dtype: npt.DTypeLike = np.int64,
+) -> npt.NDArray[Any]:
+    """Return the codes of `values`, within low..high, in a type that holds these."""
+    array, scale, zero_point = np.asarray(values), np.asarray(scale), np.asarray(zero_point)
+    codes = np.empty(np.broadcast_shapes(array.shape, scale.shape, zero_point.shape), dtype)
+    for part in _parts(codes.shape):
+        numbers, step, zero = (_part_of(each, codes.shape, part) for each in (array, scale, zero_point))
+        found = levels(numbers, step, zero, bits)
+        codes[part] = np.clip(found, low, high, out=found)
+    return codes
 
 
 def decode(codes: npt.ArrayLike, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return the numbers that DequantizeLinear makes of codes."""
-    steps = (np.asarray(codes).astype(np.int64) - np.asarray(zero_point).astype(np.int64)).astype(np.float32)
-    return np.asarray(steps * np.asarray(scale).astype(np.float32), np.float32)
+    array, scale, zero_point = np.asarray(codes), np.asarray(scale), np.asarray(zero_point)
+    numbers = np.empty(np.broadcast_shapes(array.shape, scale.shape, zero_point.shape), np.float32)
+    for part in _parts(numbers.shape):
+        whole, step, zero = (_part_of(each, numbers.shape, part) for each in (array, scale, zero_point))
+        steps = (whole.astype(np.int64) - zero.astype(np.int64)).astype(np.float32)
+        numbers[part] = steps * step.astype(np.float32)
+    return numbers
+
+
+PART = 1 << 17
+"""Elements that are computed at a time. What lies between numbers and codes takes five times their memory; this much
+of it stays in the cache."""
+
+Part = tuple[slice, ...]
+
+
+def _parts(shape: tuple[int, ...]) -> Iterator[Part]:
+    """Yield what divides an array of this shape into parts of at most about PART elements."""
+    size = math.prod(shape)
+    if size <= PART:
+        yield ()
+    elif size // shape[0] > PART:
+        for first in range(shape[0]):
+            yield from ((slice(first, first + 1), *rest) for rest in _parts(shape[1:]))
+    else:
+        step = PART * shape[0] // size
+        yield from ((slice(first, first + step),) for first in range(0, shape[0], step))
+
+
+def _part_of(array: npt.NDArray[Number], shape: tuple[int, ...], part: Part) -> npt.NDArray[Number]:
+    """Return a part of an array that broadcasts to `shape`; one number is its own part everywhere."""
+    return np.asarray(array.reshape(()) if array.size == 1 else np.broadcast_to(array, shape)[part])

@@ -255,8 +255,11 @@ class QuantParams(Params):
         return float(low.min()), float(high.max())
 
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        return self._encode(values, np.int64)
+
+    def _encode(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         fmt = self.format
-        return codec.encode(values, *self.broadcast(np.shape(values)), fmt.low, fmt.high, fmt.bits)
+        return codec.encode(values, *self.broadcast(np.shape(values)), fmt.low, fmt.high, fmt.bits, dtype)
 
     def decode(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the real numbers that `codes` stand for, exactly."""
@@ -270,11 +273,11 @@ class QuantParams(Params):
         return self.decode(self.encode(values))
 
     def codes(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        return self.encode(values).astype(self.format.storage)
+        return self._encode(values, self.format.storage)
 
     def stored(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Return what DequantizeLinear makes of a constant's codes."""
-        codes = self.encode(values)
+        codes = self.codes(values)
         return codec.decode(codes, *self.broadcast(codes.shape)).reshape(codes.shape)
 
     def rounded(self, values: npt.NDArray[Any], ties: Rounding = "half_even") -> npt.NDArray[np.float32]:

@@ -19,6 +19,8 @@ import onnx_ir as ir
 
 from detent.evaluation.answer_errors import Sums, error_sums, total_error
 from detent.execute.inference import map_in_order
+from detent.graph.save import tensor_bytes
+from detent.graph.session import HUGE_MODEL
 from detent.observe.samples import PendingSample
 from detent.pipeline.emitted import OpenedForm
 from detent.pipeline.observed import Observed
@@ -58,11 +60,15 @@ class JudgedOutputs:
         self._prepared, self._original = prepared, original
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
-        self._opened: dict[int, OpenedForm] = {}  # by the identities of plans that are still compared
+        # By the identities of plans that are still compared. Of huge models, one at a time is in memory.
+        self._opened: dict[int, OpenedForm] = {}
+        self._keeps = tensor_bytes(prepared.model) < HUGE_MODEL
 
     def error(self, model: ir.Model, plan: Plan) -> float:
         """Return the error of the model that is quantized as planned; infinity if it is not finite."""
-        return total_error(self._sums(model, plan, self.samples))
+        found = total_error(self._sums(model, plan, self.samples))
+        self._opened.pop(id(plan), None)
+        return found
 
     def closest(self, model: ir.Model, plans: Sequence[Plan]) -> Closest:
         """Compare plans: all on the first samples, and on the others those that are not clearly worse.
@@ -71,7 +77,7 @@ class JudgedOutputs:
         """
         sums: list[list[Sums]] = [[] for _ in plans]
         left = list(range(len(plans)))
-        for end in (FIRST_LOOK, len(self.samples)):
+        for end in (FIRST_LOOK, len(self.samples)) if self._keeps else (len(self.samples),):
             for at in left if len(left) > 1 else []:
                 more = self.samples[len(sums[at]) : end]
                 sums[at] += self._sums(model, plans[at], more) if more else []
@@ -84,13 +90,13 @@ class JudgedOutputs:
         return Closest(best, counts, pairs)
 
     def opened(self, plan: Plan) -> OpenedForm | None:
-        """Return the plan as it was written and run, if it was the closest; None if it was not compared at all."""
+        """Return the plan as it was written and run, if it was the closest; None if it was not compared or not kept."""
         return self._opened.get(id(plan))
 
     def _sums(self, model: ir.Model, plan: Plan, samples: Sequence[PendingSample]) -> list[Sums]:
-        run = self._opened.get(id(plan))
-        if run is None:
-            run = self._opened[id(plan)] = OpenedForm.of(model, plan, self._prepared.job.recipe)
+        run = self._opened.get(id(plan)) or OpenedForm.of(model, plan, self._prepared.job.recipe)
+        if self._keeps:
+            self._opened[id(plan)] = run
 
         def sums(pending: PendingSample) -> Sums:
             found = run(pending)

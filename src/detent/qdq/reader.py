@@ -68,9 +68,8 @@ class LinearParams:
         if is_integer(self.dtype):
             # Nodes divide in float32, whatever the width of their codes.
             low, high = code_range(self.dtype)
-            return codec.encode(array, scale, zero_point.astype(np.int64), low, high, codec.FLOAT32_BITS).astype(
-                self.dtype
-            )
+            whole = zero_point.astype(np.int64)
+            return codec.encode(array, scale, whole, low, high, codec.FLOAT32_BITS, self.dtype)
         shifted = array / scale.astype(np.float32) + zero_point.astype(np.float32)
         if self.dtype.itemsize == 1:  # float8 saturates
             largest = largest_of(self.dtype)
