@@ -486,3 +486,13 @@ def test_nodes_of_one_name_inside_and_outside_of_a_branch():
     graph = helper.make_graph(nodes, "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert len(detent.check(model).nodes) == 3
+
+
+def test_a_scale_that_is_not_what_it_declares_is_a_model_error():
+    model = quantized(conv_relu_conv())
+    names = {node.input[1] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    scale = next(each for each in model.graph.initializer if each.name in names)
+    scale.ClearField("raw_data")
+    del scale.float_data[:]
+    with pytest.raises(ModelError, match=scale.name):
+        detent.check(model)

@@ -167,6 +167,15 @@ def test_malformed_nodes_are_found_whatever_the_opset(domain):
         read(model)
 
 
+def test_a_file_of_external_data_whose_name_is_no_text_is_not_there(tmp_path):
+    path, model = tmp_path / "m.onnx", tiny_model()
+    onnx.save(model, path, save_as_external_data=True, location="elsewhere", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    path.write_bytes(model.SerializeToString().replace(b"elsewhere", b"els\xffwhere"))
+    with pytest.raises(ModelError, match="els.*xffwhere"):
+        read(path)
+
+
 def test_types_that_only_the_converter_knows_are_a_model_error():
     """scikit-learn's exporters end with a sequence of maps; here the file does not say that it is one."""
     node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])

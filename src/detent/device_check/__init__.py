@@ -37,7 +37,7 @@ from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.graph.session import RUNTIME_ERRORS, first_line
-from detent.graph.values import read_values
+from detent.graph.values import constant, read_values
 from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange
 from detent.plan.postprocessing import find_postprocessing
@@ -65,24 +65,24 @@ def check(model: ModelLike, target: str | None = None, software: str = "") -> ch
     A float model is taken to be quantized as `detent quantize` would for that device. Without a name, it is the NPU in
     the way of running models that the numbers of the file are for.
     """
+    read_model = read(model)
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
-    device = _device_for(proto, _flow_of(proto) if target is None else target, software)
+    device = _device_for(read_model, proto, _flow_of(read_model, proto) if target is None else target, software)
     if not device.checkable:
         known = ", ".join(name for name, each in DEVICES.items() if each.checkable)
         raise UsageError(
             f"Nothing is published about the operators that {device.name} takes, so a model cannot be checked for it. "
             f"Choose from {known}."
         )
-    read_model = read(model)
     of_file = [*_check_software(device), *_check_file(proto, stored_bytes(model))]
     return check_graph(read_model, device, name_of(model), of_file)
 
 
-def _device_for(proto: onnx.ModelProto, name: str, software: str) -> Device:
+def _device_for(model: ir.Model, proto: onnx.ModelProto, name: str, software: str) -> Device:
     """Return the device by name, in the way of running models that this one is for."""
     if software:
         check_software(software)
-    activations, shifted = _activations_of(proto)
+    activations, shifted = _activations_of(model), all(_shifts_of(model))
     generation = GENERATIONS.get(name)
     if generation is None or activations or len(generation.flows) == 1:
         return replace(find_device(name, activations, shifted), software=software)
@@ -90,19 +90,17 @@ def _device_for(proto: onnx.ModelProto, name: str, software: str) -> Device:
     return replace(device_of(recipe.replace(target=name)), software=software)
 
 
-def _flow_of(proto: onnx.ModelProto) -> str:
+def _flow_of(model: ir.Model, proto: onnx.ModelProto) -> str:
     """Return the NPU's way of running models that a file is for; of a float file, that of its default recipe."""
-    activations, shifts = _activations_of(proto)[0], _shifts_of(proto)
+    activations, shifts = _activations_of(model), _shifts_of(model)
     if not activations:
         return "npu-a8w8" if attention_in(proto) else "npu-xint8"
     if activations == "bfloat16":
         return "npu-bf16"
     if activations == "uint8" and 2 * sum(shifts) > len(shifts):  # single others are errors of that one
         return "npu-xint8"
-    types = {each.name: each.data_type for each in proto.graph.initializer}
-    quantizing = (node for node in proto.graph.node if node.op_type == "QuantizeLinear")
-    points = [types.get(name) for node in quantizing for name in node.input[2:3]]
-    wide = sum(kind in (onnx.TensorProto.INT16, onnx.TensorProto.UINT16) for kind in points)
+    points = [node.inputs[2] for node in _quantizing(model) if len(node.inputs) > 2]
+    wide = sum(point is not None and point.dtype in (ir.DataType.INT16, ir.DataType.UINT16) for point in points)
     return "npu-a16w8" if 2 * wide > len(points) else "npu-a8w8"  # of which single activations may have 16 bits
 
 
@@ -117,22 +115,23 @@ def _check_software(device: Device) -> Iterator[checked.Finding]:
         )
 
 
-def _activations_of(proto: onnx.ModelProto) -> tuple[str, bool]:
-    """Return the type of activations, and whether scales are powers of two: they decide what the device does with it.
-
-    16 bits, if the file has any; 8 bits by a quantized file; a float file will have those of the usual recipe.
-    """
-    kinds = {each.data_type for each in proto.graph.initializer}
-    wide = {onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.BFLOAT16: "bfloat16"}
-    quantizes = any(node.op_type == "QuantizeLinear" and len(node.input) > 1 for node in proto.graph.node)
-    found = next((name for kind, name in wide.items() if kind in kinds), "uint8" if quantizes else "")
-    return found, all(_shifts_of(proto))
+_WIDE = {ir.DataType.INT16: "int16", ir.DataType.UINT16: "uint16", ir.DataType.BFLOAT16: "bfloat16"}
 
 
-def _shifts_of(proto: onnx.ModelProto) -> list[bool]:
+def _activations_of(model: ir.Model) -> str:
+    """Return the type of activations: 16 bits, if the file has any; 8 bits of a quantized file; none of a float one."""
+    kinds = {value.dtype for value in model.graph.initializers.values()}
+    return next((name for kind, name in _WIDE.items() if kind in kinds), "uint8" if _quantizing(model) else "")
+
+
+def _quantizing(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "QuantizeLinear" and len(node.inputs) > 1]
+
+
+def _shifts_of(model: ir.Model) -> list[bool]:
     """Return, for each scale that values are quantized with, whether it is a power of two."""
-    names = {node.input[1] for node in proto.graph.node if node.op_type == "QuantizeLinear" and len(node.input) > 1}
-    arrays = (onnx.numpy_helper.to_array(each) for each in proto.graph.initializer if each.name in names)
+    scales = {node.inputs[1]: None for node in _quantizing(model)}
+    arrays = (array for value in scales if (array := constant(value)) is not None)
     return [bool((np.frexp(array)[0] == 0.5).all()) for array in arrays]
 
 

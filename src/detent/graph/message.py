@@ -111,7 +111,7 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[Any]:
 
 def external_files(proto: onnx.ModelProto) -> set[str]:
     return {
-        str(entry.value)
+        _as_text(entry.value)
         for tensor in (*proto.graph.initializer, *_other_tensors(proto))
         if tensor.data_location == TensorProto.EXTERNAL
         for entry in tensor.external_data
@@ -156,7 +156,7 @@ def _check_elements(tensor: onnx.TensorProto, where: str, size: int) -> None:
 
 def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, size: int) -> tuple[int, int, Path]:
     """Return where external data starts, its bytes and its file, below the model's folder and long enough."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = {_as_text(entry.key): _as_text(entry.value) for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
         raise ModelError(
@@ -264,11 +264,15 @@ def _spell_out(message: Message) -> None:
             for each in value:
                 _spell_out(each)
         elif field.type == field.TYPE_STRING and isinstance(value, bytes):
-            setattr(message, field.name, value.decode(errors="backslashreplace"))
+            setattr(message, field.name, _as_text(value))
         elif field.type == field.TYPE_STRING and not isinstance(value, str):
             for index, each in enumerate(value):
                 if isinstance(each, bytes):
-                    value[index] = each.decode(errors="backslashreplace")
+                    value[index] = _as_text(each)
+
+
+def _as_text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
 def _domains(proto: onnx.ModelProto) -> set[str]:

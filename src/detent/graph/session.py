@@ -366,7 +366,7 @@ def with_weights(
 def initializers(
     arrays: Mapping[str, npt.NDArray[Any]],
 ) -> tuple[list[onnx.TensorProto], dict[str, npt.NDArray[np.float32]]]:
-    """Return arrays as initializers for a message, and those that it only names: a session reads these where they are."""
+    """Return arrays as initializers for a message, and those of them that it only names: see `with_weights`."""
     large = {
         name: np.ascontiguousarray(array)
         for name, array in arrays.items()
