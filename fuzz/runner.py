@@ -80,7 +80,8 @@ def fuzz(name: str, seed: int, seconds: float, most: int, keep: Path, corpus: Pa
             try:
                 if not here.poll(patience):
                     process.kill()
-                    _tell(name, last, "hang", failures, keep)
+                    if not (TARGETS[name].model and is_caught(last)):
+                        _tell(name, last, "hang", failures, keep)
                     break
                 answer = here.recv_bytes()
                 patience = HANG + (0.0 if TARGETS[name].model else left)

@@ -194,6 +194,15 @@ def test_a_value_that_comes_from_nowhere_is_named():
             load(model)
 
 
+def test_an_inner_graph_whose_output_comes_from_nowhere_is_named():
+    then = helper.make_graph([], "then", [], [helper.make_tensor_value_info("nothing", 1, [1])])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=then)
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "outer", [condition], [helper.make_tensor_value_info("y", 1, [1])])
+    with pytest.raises(ModelError, match="'then'.*'nothing'"):
+        read(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
 def test_bytes_that_are_no_text_are_spelled_out(tmp_path):
     """onnxruntime runs such files; exporters with names in another encoding write them."""
     proto = tiny_model()

@@ -55,3 +55,11 @@ def test_a_model_that_contradicts_itself_is_noted_whatever_the_log_level(caplog,
 def test_large_initializers_survive():
     proto = make([node("MatMul", "x w", "y")], {"x": [3, 64]}, {"y": None}, {"w": f32(64, 64)})
     np.testing.assert_array_equal(check(InferShapes(), proto, exact=True).constants["w"], f32(64, 64))
+
+
+def test_types_that_only_inference_knows_are_a_note():
+    """A sequence of maps inside the graph, which no declaration gives away."""
+    zipped = node("ZipMap", "x", "maps", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    opsets = [helper.make_opsetid("ai.onnx.ml", 1)]
+    _, step = shapes(make([zipped, node("Relu", "x", "y")], {"x": [1, 2]}, {"y": [1, 2]}, opsets=opsets))
+    assert "shape inference failed" in step.declined[0].what

@@ -132,7 +132,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     try:
         converted = ir.from_proto(proto)
     except UNREADABLE as error:  # the converter infers types, of which the graph library does not know all
-        raise ModelError(f"{where} cannot be understood at opset {wanted}: {_root_cause(error)}") from error
+        raise ModelError(f"{where} cannot be understood at opset {wanted}: {root_cause(error)}") from error
     for node in [each for each in converted.graph.all_nodes() if each.domain == _NEWER]:
         node.domain = ""
     converted.graph.opset_imports.pop(_NEWER, None)
@@ -328,7 +328,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
         for name, tensor in large.items():
             model.graph.initializers[name].const_value = tensor
     except UNREADABLE as error:
-        raise ModelError(f"{where} cannot be understood as an ONNX graph: {_root_cause(error)}") from error
+        raise ModelError(f"{where} cannot be understood as an ONNX graph: {root_cause(error)}") from error
     _refuse_dangling(model, where)
     _refuse_malformed(model, where)
     if folder is not None:
@@ -419,16 +419,18 @@ def _refuse_dangling(model: ir.Model, where: str) -> None:
                     f"Node '{node.name}' ({node.op_type}) of {where} reads '{value.name}', which is neither an input "
                     "nor an initializer, nor the result of another node. Export the model again."
                 )
-    for value in model.graph.outputs:
-        if _comes_from_nowhere(value):
-            raise ModelError(f"Nothing in {where} computes its output '{value.name}'. Export the model again.")
+    for graph in model.graphs():
+        for value in graph.outputs:
+            if _comes_from_nowhere(value):
+                whose = "its output" if graph is model.graph else f"the output of its inner graph '{graph.name}',"
+                raise ModelError(f"Nothing in {where} computes {whose} '{value.name}'. Export the model again.")
 
 
 def _comes_from_nowhere(value: ir.Value) -> bool:
     return value.producer() is None and not value.is_graph_input() and not value.is_initializer()
 
 
-def _root_cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """Return what lies under errors that only say where they passed through."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -25,7 +25,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError, nearest
-from detent.graph.load import light_proto
+from detent.graph.load import UNREADABLE, light_proto, root_cause
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.session import Runner
 from detent.graph.values import add_initializer, static_shape
@@ -76,7 +76,11 @@ def _infer(model: ir.Model) -> str | None:
             proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
-    for graph, inferred in zip(model.graphs(), ir.from_proto(proto).graphs(), strict=True):
+    try:
+        found = ir.from_proto(proto)
+    except UNREADABLE as error:  # it infers types, of which the graph library does not know all
+        return root_cause(error)
+    for graph, inferred in zip(model.graphs(), found.graphs(), strict=True):
         known = ir.convenience.create_value_mapping(inferred)
         for name, value in ir.convenience.create_value_mapping(graph).items():
             if name in known and not value.is_initializer():
