@@ -191,7 +191,7 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
         return []
     try:
         if purpose.task is Task.CLASSIFY:
-            return _of_classes([class_scores(each, 1)[1][0] for each in answers])
+            return _of_classes(np.array([class_scores(each, 1)[1][0] for each in answers]))
         if purpose.task is Task.DETECT:
             scores = [detections_of(purpose, each)[0].scores for each in answers]
             best = max((float(each[0]) for each in scores if len(each)), default=0.0)
@@ -201,7 +201,7 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
                     "the data, and the normalisation, that it was trained for?"
                 ]
         if purpose.task is Task.EMBED:
-            vectors = np.array([vectors_of(each) for each in answers])
+            vectors = np.array([vectors_of(purpose.answers(each)) for each in answers])
             unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
             if float((unit @ unit.T).min()) > 0.9999:
                 return ["All samples get the same vector from the float model: is this the data it was trained for?"]
@@ -210,11 +210,11 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
     return []
 
 
-def _of_classes(scores: Sequence[Array]) -> list[str]:
-    count, classes = len(scores), scores[0].shape[-1]
-    if scores[0].shape[0] != 1 or classes < 2:
+def _of_classes(scores: Array) -> list[str]:
+    count, classes = scores.shape
+    if classes < 2:
         return []
-    rows = np.array([probabilities(each)[0] for each in scores])
+    rows = np.array([probabilities(each) for each in scores])
     # One of two classes may well be rare, as long as the scores differ.
     still = classes > 2 or float(np.ptp(rows[:, 0])) < SAME_SCORE
     if still and len({int(row.argmax()) for row in rows}) == 1:
@@ -253,8 +253,7 @@ def _wrong_normalisation(
 def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
     """Tell whether answers depend on the normalisation: boxes, or one of three or more classes."""
     if purpose.task is Task.CLASSIFY:
-        _, positions, classes = class_scores(answer, 1)[1].shape
-        return bool(positions == 1 and classes > 2)
+        return bool(class_scores(answer, 1)[1].shape[1] > 2)
     return purpose.task is Task.DETECT
 
 
@@ -264,7 +263,7 @@ def _beyond_training(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -
         best = [detections_of(purpose, each)[0].scores[:10] for each in answers]
         certain = all(len(each) == 10 and float(each.min()) >= SATURATED for each in best)
         return "the float model is certain of ten boxes and more in every image" if certain else None
-    scores = [class_scores(each, 1)[1][0, 0] for each in answers]
+    scores = [class_scores(each, 1)[1][0] for each in answers]
     ahead = float(np.median([each.max() - np.median(each) for each in scores]))
     if ahead <= LARGEST_SCORE:
         return None

@@ -28,7 +28,7 @@ from detent.emit.output_formats import check_formats
 from detent.emulator import check_emulable
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
-from detent.evaluation.task_agreement import Purpose
+from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, lower_ir_version, name_of, read
@@ -54,7 +54,6 @@ from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
-from detent.tasks import class_count, find_task, image_size
 from detent.tasks.parts import OutputPart, output_parts
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
@@ -325,13 +324,6 @@ def _source_of(job: Job, model: ir.Model) -> Source:
         return dict(zip(runner.outputs, runner(feeds, origin), strict=True))
 
     return FeedbackSource(source, states, initial_states(model, specs, states), step)
-
-
-def purpose_of(model: ir.Model, named: str | None) -> Purpose:
-    """Return what a model is for. Raise UsageError for a task that it cannot have."""
-    metadata = dict(model.metadata_props)
-    task, why = find_task(named, model.graph, metadata)
-    return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
 ANSWER_BYTES = 64 << 20
