@@ -277,7 +277,19 @@ def _conclude(
         nodes=tuple(places),
         report_nodes=counted,
         cost=_cost(network.device, _sum(device), counted, subgraphs),
+        elsewhere=_elsewhere(network, device),
     )
+
+
+def _elsewhere(network: CheckedNetwork, taken: Sequence[checked.NodePlace]) -> checked.Elsewhere | None:
+    """Place the nodes again without the operators that only some generations take; None if there are none of them."""
+    disputed = sorted({place.op_type for place in taken} & network.device.disputed.keys())
+    if not disputed:
+        return None
+    on_device = {place.node for place in taken if place.op_type not in disputed}
+    left = [place for place in _places(network, on_device) if place.subgraph is not None]
+    without = (name for name, each in GENERATIONS.items() if not each.left_shifted.keys().isdisjoint(disputed))
+    return checked.Elsewhere(tuple(without), tuple(disputed), len(left), len({place.subgraph for place in left}))
 
 
 def _cost(
