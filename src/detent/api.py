@@ -175,7 +175,7 @@ def mix(
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[opt.SensitivityOptions],
 ) -> SensitivityReport:
     """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
@@ -183,7 +183,7 @@ def sensitivity(
     Args:
         model: a path, or a ModelProto. Never modified.
         calibration: data as in `quantize`; it must be given.
-        recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
+        recipe: as in `quantize`. Its refinement is left out.
         options: as listed below. With `max_error`, noise power over signal power, a recipe that reaches it is proposed.
 
     Raises:

@@ -5,13 +5,14 @@ from pathlib import Path
 import onnx
 import pytest
 
+import detent
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe
 from detent.refine.refine import MEMORY
 from tests.models import build, node, normal
-from tests.transformer_models import bert, vit
+from tests.transformer_models import bert, bert_data, vit
 
 XINT8 = find_recipe("XINT8")
 
@@ -57,3 +58,7 @@ def test_a_transformer_gets_float_scales_unless_recipe_or_device_is_named(transf
     ]
     network = build([node("Conv", "x w", "c"), node("Softmax", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
     assert make_job(network).recipe.name == "XINT8" and make_job(network).recipe_reason == ""
+
+
+def test_sensitivity_looks_at_what_quantize_would_make():
+    assert detent.sensitivity(bert(), bert_data()).recipe.name == "A8W8"

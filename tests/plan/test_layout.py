@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import detent
 from detent.errors import ModelError
 from detent.plan.layout import Role, bias_input, data_inputs
 from detent.plan.select import Selection
+from detent.results.verdict import warnings_for
 from tests.models import build, conv_relu_conv, find, hard_swish, info, laid_out, leaky, node, normal, residual
 
 W = {"w": normal(3, 3, 3, 3)}
@@ -246,6 +248,15 @@ def test_reasons_for_float_nodes():
         "relu_y": "quantized",
     }
     assert sites(proto) == {"x": "activation", "y": "activation"}
+
+
+def test_a_batchnorm_in_training_mode_is_told_as_such():
+    nodes = [node("BatchNormalization", "x s b m v", "n mean var", training_mode=1), node("Relu", "n", "y")]
+    ones = np.ones(3, np.float32)
+    proto = build(nodes, "y", {"s": ones, "b": ones, "m": ones, "v": ones})
+    assert decisions(proto)["batchnormalization_n"] == "it could not be folded into a layer: it is in training mode"
+    report = detent.quantize(proto, None, np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    assert any("training mode" in each and "model.eval()" in each for each in warnings_for(report))
 
 
 def test_a_table_of_embeddings_is_a_weight():

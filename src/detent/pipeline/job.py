@@ -29,6 +29,7 @@ from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
+from detent.recipe.recipe import DEFAULT
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
@@ -192,14 +193,14 @@ def make_job(
 def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto) -> tuple[str, str]:
     """Return the recipe for a device and a model if the user names none, and why it is that one."""
     if device is not None and device not in GENERATIONS:
-        return "XINT8", ""
+        return DEFAULT, ""
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
     if device is not None:
         name, why = recipe_for(GENERATIONS[device], proto)
         return name, f"Recipe {name}: {why}. Another with --recipe."
     attention = attention_in(proto)
     if not attention:
-        return "XINT8", ""
+        return DEFAULT, ""
     signs = ", ".join(attention)
     # What takes XINT8 alone takes no attention, so there is nothing to gain from it.
     return "A8W8", f"Recipe A8W8: the model is a transformer ({signs}), which XINT8 harms. Another with --recipe."

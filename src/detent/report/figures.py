@@ -9,6 +9,7 @@ import math
 import shlex
 from os import PathLike
 
+from detent.devices.device import GENERATIONS
 from detent.graph.load import IN_MEMORY
 from detent.recipe import Recipe
 from detent.recipe.recipe import PRESETS
@@ -19,7 +20,6 @@ from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
-DEFAULT_RECIPE = "XINT8"  # of a command without --recipe
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
@@ -129,10 +129,9 @@ def command(*words: str | PathLike[str]) -> str:
 
 
 def recipe_words(recipe: Recipe) -> list[str]:
-    """Return the option that names a recipe: nothing for that of a command without, RECIPE for one that has no name."""
-    if recipe.name == DEFAULT_RECIPE:
-        return []
-    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE"]
+    """Return the options that repeat a recipe and its device; RECIPE stands for one that has no name."""
+    device = ["--device", recipe.target] if recipe.target in GENERATIONS else []
+    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE", *device]
 
 
 def listed(names: list[str], shown: int) -> str:
