@@ -259,6 +259,12 @@ def _load_float(job: Job) -> ir.Model:
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
                 "model; `detent inspect` shows what is in this one."
             )
+        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
+            # onnxruntime answers otherwise with its optimizations than without, so nothing can be measured.
+            raise ModelError(
+                f"{name_of(job.model)} was exported for training: BatchNormalization '{node.name}' is in training mode "
+                "and answers by the samples that come together. Export the model for inference (model.eval())."
+            )
     check_operators(model)
     if job.output is not None:
         files = [] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))

@@ -352,13 +352,12 @@ class NormalizeGemm(OperatorPass):
 
 
 _PARAMETERS = ("scale", "bias", "mean", "variance")
-TRAINING = "it is in training mode"
 
 
 def read_batchnorm(node: ir.Node) -> Affine | str:
     """Return the map that a BatchNormalization is, or the reason why it is not a fixed one."""
     if node.attributes.get_int("training_mode", 0):
-        return TRAINING
+        return "it is in training mode"
     if any(not values.is_unused(value) for value in node.outputs[1:]):
         return "its running statistics are used"
     arrays = []

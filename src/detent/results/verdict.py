@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal
 
 from detent.numerics.formats import is_integer
 from detent.plan.layout import Decision
-from detent.prepare.affine import TRAINING
 from detent.recipe import Recipe
 from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
@@ -298,12 +297,6 @@ def warnings_for(report: Report) -> list[str]:
         found.append(
             f"{len(hardened)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hardened[0]}'). They "
             "differ by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
-        )
-    training = [note.node for note in report.declined if note.what == TRAINING]
-    if training:
-        found.append(
-            f"'{training[0]}' is in training mode: it answers by the samples that are given together, and onnxruntime "
-            "was seen to compute such nodes wrongly. Export the model for inference (model.eval())."
         )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
