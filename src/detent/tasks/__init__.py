@@ -67,6 +67,7 @@ _METADATA_WORDS = {
     "image-to-image": Task.IMAGE,
 }
 _SHARES = ("Softmax", "LogSoftmax")
+BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _FEW_CLASSES = 32  # Vectors of words are longer
@@ -258,7 +259,8 @@ def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> t
         if _is_embedding(value):
             return Task.EMBED, f"{text} is a vector for each sample"
         if spatial and (spatial[0] is None or spatial[0] >= 2):
-            return Task.CLASSIFY, f"{text} is a row of scores for each sample"
+            certain = _are_scores(value)
+            return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
         return (Task.CLASSIFY, f"{text} is a probability") if _ends_in(value, ("Sigmoid",)) else None
     if len(shape) == 3 and image is not None and shape[1:] == image:
         return Task.SEGMENT, f"{text} is a number for each pixel"
