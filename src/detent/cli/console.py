@@ -175,7 +175,7 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        help="A name from `detent recipes`, or a .toml file. Default: XINT8, for a transformer A8W8, or what suits "
+        help="A name from `detent recipes`, or a .toml file. Default: XINT8, with attention A8W8, or what suits "
         "--device.",
         autocompletion=complete_recipe,
     ),

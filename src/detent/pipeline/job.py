@@ -14,7 +14,7 @@ import onnx
 from typing_extensions import Unpack
 
 from detent.devices.catalog import device_of
-from detent.devices.device import GENERATIONS, attention_in, instead_of_shifts, recipe_for
+from detent.devices.device import GENERATIONS, instead_of_shifts, recipe_for, recipe_for_any
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
@@ -198,12 +198,8 @@ def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto
     if device is not None:
         name, why = recipe_for(GENERATIONS[device], proto)
         return name, f"Recipe {name}: {why}. Another with --recipe."
-    attention = attention_in(proto)
-    if not attention:
-        return DEFAULT, ""
-    signs = ", ".join(attention)
-    # What takes XINT8 alone takes no attention, so there is nothing to gain from it.
-    return "A8W8", f"Recipe A8W8: the model is a transformer ({signs}), which XINT8 harms. Another with --recipe."
+    name, why = recipe_for_any(proto)
+    return name, why and f"Recipe {name}: {why}. Another with --recipe."
 
 
 def _first_sample(calibration: Any) -> Any:

@@ -16,7 +16,7 @@ from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval, interval_text
 from detent.results.task_scores import POINTS_OF
-from detent.results.tensors import TensorReport
+from detent.results.tensors import LOSS_UNITS, TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
@@ -26,6 +26,11 @@ SHORT_UNITS = {
     POINTS.format(top=5): "points of top-5",
     CHANGED: "% of top answers changed",
     OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
+    LOSS_UNITS["classify"]: "points of accuracy (expected)",
+    LOSS_UNITS["sequence"]: "% of the classes in sequences (expected)",
+    LOSS_UNITS["detect"]: "points of average precision (expected)",
+    LOSS_UNITS["segment"]: "points of overlap (expected)",
+    LOSS_UNITS["embed"]: "% of the ranking of similarities",
 }
 
 SQNR = "The power of the float signal over that of its error: 20 dB is an error of 1 %, 10 dB of 10 %; more is better."
