@@ -177,7 +177,7 @@ def as_ir(proto: onnx.ModelProto) -> ir.Model:
 
 def laid_out(proto: onnx.ModelProto, selection: Selection | None = None) -> tuple[ir.Model, Layout]:
     model = as_ir(proto)
-    return model, lay_out(model, selection or Selection())
+    return model, lay_out(model, selection or Selection(), Recipe("XINT8", ""))
 
 
 def find(model: ir.Model, name: str) -> ir.Node:

@@ -79,7 +79,7 @@ def quantize(
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
         recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, for a
-            transformer A8W8, or what suits the `device`.
+            model with attention A8W8, or what suits the `device`.
         options: as listed below; the command line has them under the same names.
 
     Raises:
@@ -175,7 +175,7 @@ def mix(
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[opt.SensitivityOptions],
 ) -> SensitivityReport:
     """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
@@ -183,7 +183,7 @@ def sensitivity(
     Args:
         model: a path, or a ModelProto. Never modified.
         calibration: data as in `quantize`; it must be given.
-        recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
+        recipe: as in `quantize`. Its refinement is left out.
         options: as listed below. With `max_error`, noise power over signal power, a recipe that reaches it is proposed.
 
     Raises:

@@ -404,7 +404,7 @@ class TaskOptions(TypedDict, total=False):
     """What the model is for."""
 
     task: Annotated[
-        Literal["classify", "detect", "segment", "embed", "regress", "image"] | None,
+        Literal["classify", "sequence", "detect", "segment", "embed", "regress", "image"] | None,
         Flag("The model's task, by which the result is judged. Default: detected."),
     ]
 
@@ -589,7 +589,9 @@ class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOpti
 
     task: Annotated[
         str | None,
-        data_flag("classify, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK"),
+        data_flag(
+            "classify, sequence, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK"
+        ),
     ]
     emulate: Annotated[
         Literal["half-even", "dpu"] | None, Flag("Run all models but the first in integers, as the NPU does.")

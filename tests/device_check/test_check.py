@@ -66,6 +66,46 @@ def test_what_detent_writes_is_taken(recipe, name):
     assert (report.device.subgraphs, report.device.nodes) == (found.subgraphs, found.nodes)
 
 
+@pytest.mark.parametrize(("name", "device"), [("Sigmoid", "HardSigmoid"), ("ReduceMean", "ReduceMean")])
+def test_what_only_some_generations_take_is_counted_for_the_others_too(name, device):
+    between = [node("Sigmoid", "a", "b")]
+    if name == "ReduceMean":
+        between = [node("ReduceMean", "a", "m", axes=[2, 3], keepdims=0), node("Reshape", "m s", "b")]
+    found = detent.check(quantized(two_convs(*between, s=np.array([1, 4, 1, 1]))), "npu-xint8")
+    if name == "Sigmoid":
+        assert (found.verdict, found.subgraphs) == ("accepted", 1)
+    assert found.elsewhere.generations == ("stx", "krk", "strix-halo")
+    assert found.elsewhere.operators == (device,)
+    assert (found.elsewhere.device_nodes, found.elsewhere.subgraphs) == (found.device_nodes - 1, 2)
+    assert f"on stx, krk, strix-halo, which leave {device} to the CPU, {found.device_nodes - 1} in 2" in str(found)
+    assert detent.check(quantized(two_convs(*between, s=np.array([1, 4, 1, 1]))), "stx").elsewhere is None
+
+
+def test_a_single_layer_is_said_to_be_doubtful_once():
+    model = quantized(SMALL_MODELS["pools"]())
+    assert "may leave all of it to the CPU, since it has a single Conv; else" in str(detent.check(model))
+    on_phoenix = detent.check(model, "phx")
+    assert not on_phoenix.warnings
+    assert "takes all of it" in str(on_phoenix)
+
+
+def test_a_loop_over_what_its_body_takes_from_outside_is_no_constant():
+    """All inputs of the Loop are constants; what it adds up is not, as in recurrent networks of TensorFlow."""
+    state = [info("at", (), TensorProto.INT64), info("go", (), TensorProto.BOOL), info("h", (1, 4, 8, 8))]
+    steps = [node("Identity", "go", "on"), node("Add", "h a", "next")]
+    body = helper.make_graph(steps, "body", state, [info("on", (), TensorProto.BOOL), info("next", (1, 4, 8, 8))])
+    loop = helper.make_node("Loop", ["trips", "yes", "zero"], ["b"], name="loop", body=body)
+    nodes = [node("Conv", "x w1", "a", **WRITTEN), loop, node("Conv", "b w2", "y", **WRITTEN)]
+    constants = {"trips": np.array(3), "yes": np.array(True), "zero": np.zeros((1, 4, 8, 8), np.float32)}
+    constants |= {"w1": normal(4, 3, 1, 1), "w2": normal(2, 4, 1, 1)}
+    found = detent.check(build(nodes, [info("y", (1, 2, 8, 8))], constants), "npu-xint8")
+    assert [(each.op_type, each.subgraph is None) for each in found.nodes] == [
+        ("Conv", False),
+        ("Loop", True),
+        ("Conv", False),
+    ]
+
+
 def test_nodes_and_multiplications():
     found = detent.check(quantized(conv_relu_conv()))
     assert [(each.op_type, each.subgraph) for each in found.nodes] == [("Conv", 1), ("Relu", 1), ("Conv", 1)]

@@ -18,7 +18,7 @@ def quantized(recipe: str, samples, **changes) -> onnx.ModelProto:
 
 
 def test_a_float_model():
-    with pytest.raises(ModelError, match="ModelProto.*XINT8"):
+    with pytest.raises(ModelError, match="the given model.*XINT8"):
         Emulator(tiny_model())
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 import detent
 from detent.errors import DataError
 from detent.evaluation.data_check import first_batch_norm, question_data, unlike_training
 from detent.evaluation.normalisation import IMAGENET
 from detent.evaluation.task_agreement import Purpose
-from detent.tasks import Task
+from detent.pipeline.job import make_job
+from detent.pipeline.observed import _is_as_declared
+from detent.pipeline.prepared import Stopwatch, prepare_model
+from detent.progress import silent
+from detent.tasks import BY_SHAPE, Task
 from tests.models import as_ir, build, info, node, normal
 
 CLASSIFY = Purpose(Task.CLASSIFY, "by test")
@@ -43,6 +48,41 @@ def answer(feeds):
 
 def asked(images, task=CLASSIFY):
     return " ".join(question_data([{"x": image} for image in images], task, answer))
+
+
+def test_what_the_file_says_of_normalisation_is_not_doubted():
+    """Images of another kind than those of training get poor answers, and may get better ones from a wrong range."""
+    raw = [{"x": 255 * image} for image in photographs()]
+    assert any("The normalisation" in each for each in question_data(raw, CLASSIFY, answer))
+    found = question_data(raw, CLASSIFY, answer, declared=True)
+    assert found and not any("The normalisation" in each for each in found)
+
+
+def grades(feeds):
+    """Return three numbers of which the first is always the largest."""
+    return {"y": np.array([[4.0, 3.0 + np.tanh(feeds["x"].mean()) / 2, 2.0]])}
+
+
+@pytest.mark.parametrize("by_shape", [True, False])
+def test_numbers_may_be_no_classes(by_shape):
+    """Three grades of a sample look like a classifier that sees nothing."""
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 3] is a row of scores for each sample" + BY_SHAPE * by_shape)
+    small = [{"x": image[:, :, :8, :8]} for image in photographs()]  # too small to be taken for images
+    found = question_data(small, purpose, grades)
+    assert any("the same class (0)" in each for each in found)
+    assert any("--task regress" in each for each in found) == by_shape
+
+
+def test_a_detector_s_own_normalisation_is_kept(tmp_path):
+    """Ultralytics' metadata say 0..1: what is detected in images of another kind says nothing about that."""
+    model = build([node("Conv", "x w", "c"), node("Relu", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
+    for key, value in (("stride", "32"), ("names", "{0: 'a'}"), ("task", "detect")):
+        model.metadata_props.add(key=key, value=value)
+    for at in range(4):
+        Image.fromarray(np.full((8, 8, 3), 40 * at, np.uint8)).save(tmp_path / f"{at}.png")
+    for options, declared in (({}, True), ({"std": "1"}, False)):
+        prepared = prepare_model(make_job(model, tmp_path, **options), Stopwatch(silent))
+        assert _is_as_declared(prepared) is declared
 
 
 def test_good_data_has_no_findings():

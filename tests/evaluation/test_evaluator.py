@@ -18,7 +18,8 @@ from detent.evaluation.measures import matched
 from detent.evaluation.metric_file import Metric
 from detent.graph import taps
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare_scores
-from tests.models import build, info, node
+from detent.results.tensors import LOSS_UNITS
+from tests.models import build, info, node, normal
 
 CLASSES = 8
 
@@ -366,6 +367,26 @@ def selector(threshold):
     constants = {"zero": np.array(0), "threshold": np.array(threshold, np.float32), "all": np.array([-1])}
     constants["pairs"] = np.array([4, 2])
     return build(nodes, [info("y", ["found", 2])], constants, [info("x", [1, 4, 2])])
+
+
+def encoder(sign):
+    """Vectors of tokens, behind an output that is the mask of the tokens, as some exporters write it."""
+    nodes = [node("Identity", "mask", "kept"), node("Cast", "ids", "f", to=TensorProto.FLOAT)]
+    nodes += [node("Unsqueeze", "f last", "u"), node("MatMul", "u w", "y")]
+    constants = {"last": np.array([-1]), "w": np.float32(sign) * normal(1, 64)}
+    tokens = [info(name, (1, 8), TensorProto.INT64) for name in ("ids", "mask")]
+    return build(nodes, "kept y", constants, tokens)
+
+
+def test_an_encoder_is_judged_by_its_vectors():
+    tokens = np.random.default_rng(0).integers(0, 99, (6, 8))
+    tokens[::2] *= -1
+    data = {"ids": tokens, "mask": np.ones((6, 8), np.int64)}
+    found = Evaluator(encoder(1), data).evaluate(encoder(-1))
+    assert isinstance(found, Deviation)
+    assert (found.agreeing, list(found.outputs)) == (None, ["y"])
+    assert (found.agreement.task, found.agreement.figures["cosine"]) == ("embed", pytest.approx(-1.0))
+    assert found.losses_against(None)[0].unit == LOSS_UNITS["embed"]
 
 
 def test_rows_that_the_data_selects_are_compared_in_pairs():

@@ -206,7 +206,7 @@ def test_the_demo():
     model = load(MODEL)
     target = find_device("npu-cnn")
     prepare(model, default_passes(None, [make() for make in target.preparations]))
-    layout = lay_out(model, Selection())
+    layout = lay_out(model, Selection(), XINT8)
     specs = input_specs(model)
     source = open_source(CALIBRATION, specs, preprocess=PreprocessOptions(file=PREPROCESS), limit=8)
     leaders = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]

@@ -28,6 +28,24 @@ def test_external_data_of_any_size_and_opset_is_that_beside_the_model(tmp_path, 
     assert files_of(path) == [path, folder / "m.data"]
 
 
+def test_small_and_large_external_data_are_read_from_anywhere(tmp_path, monkeypatch):
+    """Large weights are read where they are, and those beside them in the folder of the model, not of the process."""
+    rng = np.random.default_rng(0)
+    weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 2048), 2048))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
+    ends = [helper.make_tensor_value_info(*each) for each in (("x", 1, [1, 64]), ("y", 1, [1, 2048]))]
+    tensors = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    (tmp_path / "m.data").write_bytes(bytes(path.with_name("m.data").stat().st_size))  # not to be read
+    monkeypatch.chdir(tmp_path)
+    x = rng.standard_normal((1, 64)).astype(np.float32)
+    np.testing.assert_allclose(Runner(load(path))({"x": x})[0], x @ weight + bias, rtol=1e-4, atol=1e-4)
+
+
 def test_external_data_of_a_constant_inside_a_branch(tmp_path):
     """Where onnx converts the opset, only what is in the message comes through."""
     path = tmp_path / "m.onnx"

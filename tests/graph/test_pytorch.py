@@ -55,6 +55,20 @@ def proto(torch, module):
     return detent.from_torch(module, torch.zeros(1, 3, 16, 16))
 
 
+def test_outputs_have_the_keys_of_a_dict(torch, proto):
+    assert [value.name for value in proto.graph.output] == ["logits"]
+
+    class Two(torch.nn.Module):
+        def forward(self, x):
+            return {"wide": torch.relu(x), "a": torch.relu(x).sum(1)}
+
+    exported = detent.from_torch(Two(), torch.zeros(1, 3, 4, 4))
+    assert [(each.name, len(each.type.tensor_type.shape.dim)) for each in exported.graph.output] == [
+        ("wide", 4),
+        ("a", 3),
+    ]
+
+
 def test_nodes_have_the_names_of_their_modules(proto):
     names = [node.name for node in proto.graph.node]
     assert {"stem", "layer1.0.conv1", "layer1.1.conv1", "fc"} <= set(names)

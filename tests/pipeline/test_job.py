@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
+import detent
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe
 from detent.refine.refine import MEMORY
 from tests.models import build, node, normal
-from tests.transformer_models import bert, vit
+from tests.transformer_models import bert, bert_data, vit
 
 XINT8 = find_recipe("XINT8")
 
@@ -57,3 +59,23 @@ def test_a_transformer_gets_float_scales_unless_recipe_or_device_is_named(transf
     ]
     network = build([node("Conv", "x w", "c"), node("Softmax", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
     assert make_job(network).recipe.name == "XINT8" and make_job(network).recipe_reason == ""
+
+
+def test_a_network_with_attention_in_it_gets_float_scales():
+    """As YOLO11, MobileViT and readers of text have it, among many more convolutions."""
+
+    def network(keys: str) -> onnx.ModelProto:
+        nodes = [node("Conv", "x w", "c"), node("Reshape", "c rows", "r"), node("Softmax", "r", "s")]
+        nodes += [node("Transpose", "s", "t", perm=[0, 2, 1]), node("MatMul", f"t {keys}", "y", name="attended")]
+        constants = {"w": normal(4, 3, 1, 1), "rows": np.array([1, 4, 64]), "k": normal(4, 8)}
+        return build(nodes, "y", constants)
+
+    job = make_job(network("r"))
+    assert job.recipe.name == "A8W8" and "attention ('attended')" in job.recipe_reason
+    assert [make_job(network("r"), device=name).recipe.name for name in ("phx", "stx")] == ["XINT8", "A8W8"]
+    assert detent.check(network("r")).target == "npu-a8w8"
+    assert make_job(network("k")).recipe.name == "XINT8"  # a mean over shares, as YOLOv8's boxes are
+
+
+def test_sensitivity_looks_at_what_quantize_would_make():
+    assert detent.sensitivity(bert(), bert_data()).recipe.name == "A8W8"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import detent
 from detent.errors import ModelError
 from detent.plan.layout import Role, bias_input, data_inputs
 from detent.plan.select import Selection
@@ -246,6 +247,15 @@ def test_reasons_for_float_nodes():
         "relu_y": "quantized",
     }
     assert sites(proto) == {"x": "activation", "y": "activation"}
+
+
+def test_a_batchnorm_in_training_mode_is_told_as_such():
+    nodes = [node("BatchNormalization", "x s b m v", "n mean var", training_mode=1), node("Relu", "n", "y")]
+    ones = np.ones(3, np.float32)
+    proto = build(nodes, "y", {"s": ones, "b": ones, "m": ones, "v": ones})
+    assert decisions(proto)["batchnormalization_n"] == "it could not be folded into a layer: it is in training mode"
+    with pytest.raises(ModelError, match=r"training mode.*model.eval\(\)"):
+        detent.quantize(proto)
 
 
 def test_a_table_of_embeddings_is_a_weight():

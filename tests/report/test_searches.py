@@ -33,7 +33,9 @@ def test_the_worst_comes_first():
     text = str(SensitivityReport("model.onnx", XINT8, found))
     order = [layer.node for layer in found.worst_first()]
     assert [line.split()[0] for line in text.splitlines()[-len(order) - 2 : -2]] == order
-    assert text.splitlines()[-1].startswith("Next: detent sensitivity model.onnx --calib DATA --max-error")
+    assert text.splitlines()[-1].startswith(
+        "Next: detent sensitivity model.onnx --calib DATA --recipe XINT8 --max-error"
+    )
     assert "other answers" not in text
     plain = json.loads(SensitivityReport("model.onnx", XINT8, found).to_json())
     assert [each["node"] for each in plain["layers"]] == order

@@ -6,9 +6,10 @@ import shlex
 import pytest
 from rich.text import Text
 
+from detent.recipe.file import find_recipe
 from detent.report.document import Cell, Column, Document, Paragraph, Row, Section, Table, name
 from detent.report.documents import document_of, text_of
-from detent.report.figures import command, printable
+from detent.report.figures import command, printable, recipe_words
 from detent.report.terminal import PlainConsole, print_document
 from tests.report.results import RESULTS
 
@@ -75,7 +76,15 @@ def test_what_to_do_next_is_not_what_was_done(kind):
 def test_a_command_can_be_typed():
     words = ("evaluate", "my model.onnx", "it's.onnx", "$(touch x)")
     assert shlex.split(command(*words)) == ["detent", *words]
-    assert command("check", "the given ModelProto") == "detent check MODEL"
+    assert command("check", "the given model") == "detent check MODEL"
+
+
+def test_a_command_repeats_recipe_and_device():
+    """Also the default's name: of a transformer, the command without it would choose another."""
+    named = find_recipe("XINT8")
+    assert recipe_words(named) == ["--recipe", "XINT8"]
+    assert recipe_words(named.replace(target="stx")) == ["--recipe", "XINT8", "--device", "stx"]
+    assert recipe_words(named.replace(name="mine")) == ["--recipe", "RECIPE"]
 
 
 def test_on_a_narrow_terminal_names_are_shortened_in_the_middle_and_figures_are_not():

@@ -64,7 +64,7 @@ def test_what_was_done_already_is_not_suggested():
         made = report(recipe, NODES, fidelity=fidelity(9), tensors=tensors)
         said = " ".join((*made.suggestions, *str(made).splitlines()))
         assert "--refine" not in said and "--method" not in said  # neither was measured
-        assert str(made).endswith(f"Next: detent {verb} --calib DATA")
+        assert str(made).endswith(f"Next: detent {verb} --calib DATA --recipe XINT8")
 
 
 def test_the_name_of_a_node_is_quoted_for_the_shell():
@@ -85,7 +85,7 @@ def test_the_verdict_is_told_once():
 def test_a_large_loss_is_in_the_last_line():
     made = report(fidelity=fidelity(30, classes(0.4, 0.2, 0.6)))
     assert str(made).splitlines()[-1] == (
-        "Worse than float: expected loss 0.4. Next: detent tune model.onnx OUTPUT --calib DATA"
+        "Worse than float: expected loss 0.4. Next: detent tune model.onnx OUTPUT --calib DATA --recipe XINT8"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from detent.errors import UsageError
-from detent.tasks import Task, class_count, find_task, recognise_task
+from detent.tasks import Task, class_count, find_task, passed_on, recognise_task
 from tests.models import as_ir, build, info, node, normal
 
 IMAGE = info("x", (1, 3, 64, 64))
@@ -45,6 +45,52 @@ def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto
 def test_shapes_tell_the_task(shapes: list[tuple[str, tuple[object, ...]]], task: Task) -> None:
     model = ir.from_proto(outputs(*shapes))
     assert recognise_task(model.graph, {})[0] is task
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "task"),
+    [
+        ("logits", (1, 40, 97), Task.SEQUENCE),  # a reader of text
+        ("y", (40, 1, 97), Task.SEQUENCE),  # with the steps first, as recurrent networks have them
+        ("y", (1, 40, 97), Task.REGRESS),
+        ("y", (1, 1, 97), Task.CLASSIFY),
+        ("last_hidden_state", (40, 1, 97), Task.EMBED),
+    ],
+)
+def test_rows_of_scores_for_each_step_are_a_sequence(name: str, shape: tuple[object, ...], task: Task) -> None:
+    assert recognise_task(ir.from_proto(outputs((name, shape))).graph, {})[0] is task
+
+
+def test_shares_of_each_step_are_a_sequence() -> None:
+    model = build(
+        [node("MatMul", "x w", "a"), node("Softmax", "a", "y")], "y", {"w": normal(8, 5)}, [info("x", (1, 40, 8))]
+    )
+    assert recognise_task(as_ir(model).graph, {})[0] is Task.SEQUENCE
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "task"),
+    [
+        ("logits", ("n", 16, 30522), Task.SEQUENCE),  # a language model
+        ("y", ("n", 16, 9), Task.SEQUENCE),  # labels of words
+        ("start_logits", ("n", 384), Task.CLASSIFY),  # where an answer begins
+        ("logits", ("n", 1), Task.REGRESS),  # how well two texts fit together
+        ("last_hidden_state", ("n", 16, 384), Task.EMBED),
+    ],
+)
+def test_tokens_get_labels_or_vectors(name: str, shape: tuple[object, ...], task: Task) -> None:
+    assert recognise_task(ir.from_proto(outputs((name, shape), inputs=TOKENS)).graph, {})[0] is task
+
+
+def test_an_input_that_is_passed_on_is_no_answer() -> None:
+    tokens = info("mask", (1, 10), TensorProto.INT64)
+    nodes = [node("Identity", "mask", "same"), node("Cast", "mask", "f", to=TensorProto.FLOAT)]
+    nodes += [node("MatMul", "f w", "y")]
+    made = [info("same", (1, 10), TensorProto.INT64), info("f", (1, 10)), info("y", (1, 384))]
+    graph = onnx.helper.make_graph(nodes, "g", [tokens], made, [onnx.numpy_helper.from_array(normal(10, 384), "w")])
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    assert passed_on(model.graph) == {"same", "f"}
+    assert recognise_task(model.graph, {})[0] is Task.EMBED
 
 
 def test_tokens_are_embedded_or_classified() -> None:
@@ -99,5 +145,5 @@ def test_a_named_task_must_be_possible() -> None:
     for wrong in ("detect", "segment", "image"):
         with pytest.raises(UsageError, match=r"'logits' \[\?, 10\].*looks like classify"):
             find_task(wrong, graph, {})
-    with pytest.raises(UsageError, match="classify, detect"):
+    with pytest.raises(UsageError, match="classify, sequence, detect"):
         find_task("detekt", graph, {})

@@ -15,7 +15,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.observe.sweep import sweep
 from detent.pipeline import observed
 from detent.recipe.file import read_recipe
-from detent.results.task_scores import EXPECTED_LOSS
+from detent.results.tensors import LOSS_UNITS
 from detent.tuning import tuner as tuning
 from detent.tuning.tuner import ENDED, MET, OUT_OF_TIME, folder_beside
 from tests.models import chain_with_unequal_channels
@@ -66,7 +66,7 @@ def test_without_labels_the_task_judges():
     model, shifts = chain_with_unequal_channels(), np.linspace(0, 1, 6 * len(ROWS), dtype=np.float32)
     rows = np.concatenate([ROWS] * 6) + shifts[:, None, None, None]
     result = detent.tune(model, None, rows, max_drop=1e9)
-    assert result.outcome.unit == EXPECTED_LOSS["classify"]
+    assert result.outcome.unit == LOSS_UNITS["classify"]
     assert result.samples == len(rows) // 8
     report = detent.quantize(model, None, rows)
     assert result.outcome.loss == pytest.approx(100 * report.fidelity.agreement.loss)

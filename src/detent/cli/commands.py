@@ -35,14 +35,7 @@ def quantize(
     calib: Annotated[
         Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Default: random data.")
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            help="A name from `detent recipes`, or a .toml file. Default: XINT8, for a "
-            "transformer A8W8, or what suits --device.",
-        ),
-    ] = None,
+    recipe: ui.RecipeName = None,
     results: ui.ResultOptions,
     **options: Unpack[opt.QuantizeOptions],
 ) -> None:
@@ -251,7 +244,7 @@ def sensitivity(
     model: ui.FloatModel,
     *,
     calib: ui.Calib = None,
-    recipe: ui.RecipeName = "XINT8",
+    recipe: ui.RecipeName = None,
     toml: Annotated[
         Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=opt.PROPOSAL)
     ] = None,

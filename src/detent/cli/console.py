@@ -172,8 +172,13 @@ def complete_recipe(typed: str) -> list[str]:
 
 
 RecipeName = Annotated[
-    str,
-    typer.Option("--recipe", help="A name from `detent recipes`, or a .toml file.", autocompletion=complete_recipe),
+    str | None,
+    typer.Option(
+        "--recipe",
+        help="A name from `detent recipes`, or a .toml file. Default: XINT8, with attention A8W8, or what suits "
+        "--device.",
+        autocompletion=complete_recipe,
+    ),
 ]
 DataOrRandom = Annotated[
     Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Default: random data.")

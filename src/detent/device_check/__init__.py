@@ -31,7 +31,7 @@ from detent.device_check.network import (
 from detent.device_check.partition import macs_of, partition
 from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
-from detent.devices.device import GENERATIONS, Device, attention_in, check_software, recipe_for
+from detent.devices.device import GENERATIONS, Device, check_software, recipe_for, recipe_for_any
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
 from detent.graph.runtime import onnxruntime
@@ -94,7 +94,7 @@ def _flow_of(model: ir.Model, proto: onnx.ModelProto) -> str:
     """Return the NPU's way of running models that a file is for; of a float file, that of its default recipe."""
     activations, shifts = _activations_of(model), _shifts_of(model)
     if not activations:
-        return "npu-a8w8" if attention_in(proto) else "npu-xint8"
+        return device_of(find_recipe(recipe_for_any(proto)[0])).name
     if activations == "bfloat16":
         return "npu-bf16"
     if activations == "uint8" and 2 * sum(shifts) > len(shifts):  # single others are errors of that one
@@ -276,7 +276,19 @@ def _conclude(
         nodes=tuple(places),
         report_nodes=counted,
         cost=_cost(network.device, _sum(device), counted, subgraphs),
+        elsewhere=_elsewhere(network, device),
     )
+
+
+def _elsewhere(network: CheckedNetwork, taken: Sequence[checked.NodePlace]) -> checked.Elsewhere | None:
+    """Place the nodes again without the operators that only some generations take; None if there are none of them."""
+    disputed = sorted({place.op_type for place in taken} & network.device.disputed.keys())
+    if not disputed:
+        return None
+    on_device = {place.node for place in taken if place.op_type not in disputed}
+    left = [place for place in _places(network, on_device) if place.subgraph is not None]
+    without = (name for name, each in GENERATIONS.items() if not each.left_shifted.keys().isdisjoint(disputed))
+    return checked.Elsewhere(tuple(without), tuple(disputed), len(left), len({place.subgraph for place in left}))
 
 
 def _cost(

@@ -64,7 +64,7 @@ class CheckedNetwork:
         """Return the nodes whose results are constants, which are computed once and not on the device."""
         found: set[ir.Node] = set()
         for node in self.model.graph:
-            present = [value for value in node.inputs if value is not None]
+            present = values.read_values(node)  # also what a Loop's body takes from outside
             known = values.is_standard(node, "Shape", "Size") and all(is_fixed(value) for value in present)
             if known or all(values.tensor_of(value) is not None or value.producer() in found for value in present):
                 found.add(node)

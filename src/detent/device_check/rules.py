@@ -195,13 +195,19 @@ MODEL_RULES: tuple[ModelRule, ...] = (_has_opset, _has_fixed_inputs, _has_fixed_
 
 
 def _is_large_enough(network: CheckedNetwork) -> Iterator[Finding]:
-    if sum(is_standard(node, "Conv", "ConvTranspose") for node in network.nodes) == 1:
-        yield of_model(
-            "warning",
-            "it has a single Conv",
-            "models with fewer than two are left on the CPU: starting the device would cost more",
-            "`detent check` the whole model, not a part of it",
-        )
+    if sum(is_standard(node, "Conv", "ConvTranspose") for node in network.nodes) != 1:
+        return
+    if network.device.all_or_nothing:
+        yield of_model("note", "it has a single Conv", "Phoenix was seen to take such a model", "")
+        return
+    found = of_model(
+        "warning",
+        "it has a single Conv",
+        "models with fewer than two are left to the CPU, unless minimum_num_of_conv in the EP's vaip_config.json says "
+        "otherwise: starting the device would cost more",
+        "`detent check` the whole model, not a part of it",
+    )
+    yield replace(found, whole=True)
 
 
 def _quantizing_operators_are_known(network: CheckedNetwork) -> Iterator[Finding]:

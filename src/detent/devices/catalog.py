@@ -92,7 +92,8 @@ DEVICES: Mapping[str, Device] = {
             refused=LEFT_BY_ALL,
             likely={"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
             disputed={
-                "HardSigmoid": "Phoenix does, which has no other sigmoid; Strix runs it on the CPU, one cut each"
+                "HardSigmoid": "Phoenix does, which has no other sigmoid; Strix runs it on the CPU, one cut each",
+                "ReduceMean": "Phoenix does; Strix runs it on the CPU, one cut each, and takes a GlobalAveragePool",
             },
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,

@@ -31,6 +31,7 @@ from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
+from detent.recipe.recipe import DEFAULT
 
 Confidence = Literal["measured", "log", "documented", "staff", "user", "inferred"]
 
@@ -219,6 +220,7 @@ GENERATIONS: Mapping[str, Generation] = {
 SOFTWARE = ("1.6", "1.7", "1.8")  # the versions of Ryzen AI Software whose differences are known
 
 _ATTENTION = frozenset(("LayerNormalization", "Softmax", "Einsum", "Gelu", "Erf", "SkipLayerNormalization"))
+_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Dropout"))
 _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
 
 
@@ -235,12 +237,42 @@ def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str
     attention = attention_in(proto)
     if attention:
         return "A16W8", f"the model is a transformer ({', '.join(attention)}), which 8-bit activations harm"
+    attending = first_attention(proto.graph)
+    if attending:
+        return "A8W8", f"the model has attention ('{attending}'), which power-of-two scales harm"
     sigmoids = _SIGMOIDS & {node.op_type for node in proto.graph.node}
     if sigmoids:
         return "A8W8", f"{name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}"
     if generation.left_behind_depthwise and _has_depthwise(proto.graph):
         return "A8W8", f"{name} was seen to leave depthwise layers of XINT8 to the CPU, and the model has them"
     return "XINT8", f"{name} takes it, and the model has nothing that it would leave to the CPU for it"
+
+
+def recipe_for_any(proto: onnx.ModelProto) -> tuple[str, str]:
+    """Return the recipe for a float model where no device is named, and why; nothing for that of most models."""
+    # What takes XINT8 alone rejects whole graphs for their attention, so there is nothing to gain from it.
+    attention, attending = attention_in(proto), first_attention(proto.graph)
+    if attention:
+        return "A8W8", f"the model is a transformer ({', '.join(attention)}), which XINT8 harms"
+    if attending:
+        return "A8W8", f"the model has attention ('{attending}'), which XINT8 harms"
+    return DEFAULT, ""
+
+
+def first_attention(graph: onnx.GraphProto) -> str:
+    """Return the first product of two activations of which one is the result of a Softmax; nothing if there is none."""
+    made = {name: node for node in graph.node for name in node.output}
+    constants = {each.name for each in graph.initializer}
+    constants |= {name for name, node in made.items() if node.op_type == "Constant"}
+    for node in graph.node:
+        if node.op_type in ("MatMul", "Einsum") and not constants & set(node.input):
+            for name in node.input:
+                source = made.get(name)
+                while source is not None and source.op_type in _MOVES and source.input:
+                    source = made.get(source.input[0])
+                if source is not None and source.op_type == "Softmax":
+                    return str(node.name or node.output[0])
+    return ""
 
 
 def attention_in(proto: onnx.ModelProto) -> list[str]:

@@ -4,6 +4,7 @@ A count of kept answers hardly moves between two ways to quantize. What moves wi
 few samples, is
 
     classify   the divergence of the probabilities, sum of p (log p - log q), as they are and softened
+    sequence   the same, mean over the steps
     detect     at the positions that either model takes for an object: the squared error of the scores, relative to
                those of the float model; and 1 - the overlap of the boxes, each weighing as much as its score
     segment    the divergence, mean over the positions
@@ -23,7 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.task_agreement import Purpose, class_scores, compare_answers, head_of, probabilities
+from detent.evaluation.task_agreement import (
+    Purpose,
+    class_scores,
+    compare_answers,
+    head_of,
+    in_steps,
+    probabilities,
+    step_scores,
+)
 from detent.tasks import Task
 from detent.tasks.detection import overlaps_in_pairs
 from detent.tasks.parts import OutputPart
@@ -51,7 +60,8 @@ def error_sums(
 ) -> Sums:
     try:
         with np.errstate(all="ignore"):  # what is not finite ends as an infinite error
-            sums = _BY_TASK[purpose.task](purpose, expected, found, samples) if purpose.task in _BY_TASK else {}
+            read = _BY_TASK.get(purpose.task)
+            sums = {} if read is None else read(purpose, purpose.answers(expected), purpose.answers(found), samples)
     except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
         sums = {}
     return sums or _of_parts(parts, expected, found)
@@ -70,6 +80,12 @@ def total_error(each: Sequence[Sums]) -> float:
 def _of_classes(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
     name, first = class_scores(expected, samples)
     second = np.asarray(found[name], np.float64).reshape(first.shape)
+    return {name: (float(_divergence(first, second).sum()), float(samples))}
+
+
+def _of_steps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    name, first = step_scores(expected, samples)
+    second = in_steps(found[name], samples)
     return {name: (float(_divergence(first, second).mean(axis=-1).sum()), float(samples))}
 
 
@@ -142,6 +158,7 @@ def _of_parts(parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, foun
 
 _BY_TASK = {
     Task.CLASSIFY: _of_classes,
+    Task.SEQUENCE: _of_steps,
     Task.DETECT: _of_detections,
     Task.SEGMENT: _of_maps,
     Task.EMBED: _of_vectors,

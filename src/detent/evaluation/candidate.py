@@ -15,6 +15,7 @@ from detent.convert.splitting import Pipeline, continues
 from detent.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
+from detent.graph.save import complete_proto
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
 from detent.numerics.codec import DeviceRounding
@@ -90,7 +91,7 @@ class Candidate:
             elif emulate is None:
                 self._runner = open_exact(graph_model, self.outputs, providers)
             else:
-                emulated = ir.to_proto(model) if isinstance(model, ir.Model) else model
+                emulated = complete_proto(model) if isinstance(model, ir.Model) else model
                 self._runner = Emulator(emulated, rounding=emulate)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error

@@ -29,7 +29,7 @@ import onnx_ir as ir
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities, vectors_of
 from detent.graph.values import constant
-from detent.tasks import Task
+from detent.tasks import BY_SHAPE, Task
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
 
@@ -61,12 +61,14 @@ def question_data(
     *,
     guessed: bool = False,
     arrays: bool = False,
+    declared: bool = False,
     known: Mapping[int, Mapping[str, Array]] | None = None,
 ) -> list[str]:
     """Return what is wrong with samples, each in a sentence or two; empty if nothing is.
 
     `samples` are read one by one as they are needed. `answer` runs the float model; `known` has what it answers to some
-    of them. `guessed`: nobody said how images are normalised; `arrays`: the user did that, and gave the result.
+    of them. `guessed`: nobody said how images are normalised; `arrays`: the user did that, and gave the result;
+    `declared`: the model's file says it, and is not doubted where samples of another kind give poor answers.
     """
     rows = _rows(samples, LOOKED_AT // 2)
     name = max(rows[0], key=lambda name: rows[0][name].size, default=None) if rows else None
@@ -88,7 +90,7 @@ def question_data(
         more = [given(index) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
         told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
     axis = _channel_axis(rows[0][name])
-    if axis is not None and single and len(answers) >= 4:
+    if axis is not None and single and len(answers) >= 4 and not declared:
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
@@ -96,6 +98,7 @@ def question_data(
 
 
 _FATAL = " cannot be learned from"
+_NO_CLASSES = " If its outputs are numbers and no scores of classes, give --task regress."
 
 
 def _rows(samples: Sequence[Feeds], count: int) -> list[dict[str, Array]]:
@@ -191,7 +194,8 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
         return []
     try:
         if purpose.task is Task.CLASSIFY:
-            return _of_classes([class_scores(each, 1)[1][0] for each in answers])
+            found = _of_classes(np.array([class_scores(each, 1)[1][0] for each in answers]))
+            return [each + _NO_CLASSES if purpose.why.endswith(BY_SHAPE) else each for each in found]
         if purpose.task is Task.DETECT:
             scores = [detections_of(purpose, each)[0].scores for each in answers]
             best = max((float(each[0]) for each in scores if len(each)), default=0.0)
@@ -201,7 +205,7 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
                     "the data, and the normalisation, that it was trained for?"
                 ]
         if purpose.task is Task.EMBED:
-            vectors = np.array([vectors_of(each) for each in answers])
+            vectors = np.array([vectors_of(purpose.answers(each)) for each in answers])
             unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
             if float((unit @ unit.T).min()) > 0.9999:
                 return ["All samples get the same vector from the float model: is this the data it was trained for?"]
@@ -210,11 +214,11 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
     return []
 
 
-def _of_classes(scores: Sequence[Array]) -> list[str]:
-    count, classes = len(scores), scores[0].shape[-1]
-    if scores[0].shape[0] != 1 or classes < 2:
+def _of_classes(scores: Array) -> list[str]:
+    count, classes = scores.shape
+    if classes < 2:
         return []
-    rows = np.array([probabilities(each)[0] for each in scores])
+    rows = np.array([probabilities(each) for each in scores])
     # One of two classes may well be rare, as long as the scores differ.
     still = classes > 2 or float(np.ptp(rows[:, 0])) < SAME_SCORE
     if still and len({int(row.argmax()) for row in rows}) == 1:
@@ -253,8 +257,7 @@ def _wrong_normalisation(
 def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
     """Tell whether answers depend on the normalisation: boxes, or one of three or more classes."""
     if purpose.task is Task.CLASSIFY:
-        _, positions, classes = class_scores(answer, 1)[1].shape
-        return bool(positions == 1 and classes > 2)
+        return bool(class_scores(answer, 1)[1].shape[1] > 2)
     return purpose.task is Task.DETECT
 
 
@@ -264,7 +267,7 @@ def _beyond_training(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -
         best = [detections_of(purpose, each)[0].scores[:10] for each in answers]
         certain = all(len(each) == 10 and float(each.min()) >= SATURATED for each in best)
         return "the float model is certain of ten boxes and more in every image" if certain else None
-    scores = [class_scores(each, 1)[1][0, 0] for each in answers]
+    scores = [class_scores(each, 1)[1][0] for each in answers]
     ahead = float(np.median([each.max() - np.median(each) for each in scores]))
     if ahead <= LARGEST_SCORE:
         return None

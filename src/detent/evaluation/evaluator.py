@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from detent.evaluation import measures
 from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.task_agreement import Purpose
+from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read, stored_bytes
@@ -93,6 +93,7 @@ class Evaluator:
         if task is not None:
             _check_task(task, reference, self.dataset)
         self._given = reference
+        self._task = task
         self._purpose = purpose
         self._reference_outputs = measures.CachedOutputs(self.reference)
         self._threads = threads
@@ -145,7 +146,15 @@ class Evaluator:
             return measures.AccuracyMeasure(self.dataset)
         if self._purpose is not None:
             return measures.AgreementMeasure(self._reference_outputs, *self._purpose)
-        return measures.DeviationMeasure(self._reference_outputs)
+        return measures.DeviationMeasure(self._reference_outputs, self._recognised)
+
+    @cached_property
+    def _recognised(self) -> Purpose:
+        """Return what the reference model is for. The outputs of a sample tell shapes that its file may leave open."""
+        sample = next(iter(self.dataset)).pending.load()
+        shapes = {name: array.shape for name, array in self._reference_outputs(sample).items()}
+        model = self._given if isinstance(self._given, ir.Model) else read(self._given)
+        return purpose_of(model, self._task, shapes)
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:

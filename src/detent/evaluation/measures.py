@@ -30,6 +30,7 @@ from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 from detent.results.paired import Floats
 from detent.results.task_scores import AgreementScores
+from detent.tasks import Task
 from detent.tasks.parts import OutputPart
 
 # Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples.
@@ -216,22 +217,23 @@ def _pairs(one: Floats, other: Floats) -> tuple[list[int], list[int]]:
 
 
 class DeviationRecord(NamedTuple):
-    """The sums of each output of each sample, and the top answers of both models if an output is class scores."""
+    """The sums of each output of each sample; the top answers of both models if they classify, else all answers."""
 
     sums: list[dict[str, NoiseSums]]
-    expected: Integers | None
-    answers: Integers | None
+    expected: Integers | None = None
+    answers: Integers | None = None
+    compared: Sequence[task_agreement.SampleAnswer] = ()
 
 
 class DeviationMeasure:
-    """Compares outputs with those of the reference model."""
+    """Compares answers, as the task reads them, and outputs with those of the reference model."""
 
-    def __init__(self, reference: CachedOutputs) -> None:
-        self._reference = reference
+    def __init__(self, reference: CachedOutputs, purpose: task_agreement.Purpose) -> None:
+        self._reference, self._purpose = reference, purpose
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> DeviationRecord:
-        """Return the sums of each sample, and the top answers of both models."""
-        expected = self._reference(sample)
+        """Return the sums of each sample, and the answers of both models. What only passes an input on is neither."""
+        expected, outputs = (self._purpose.answers(each) or each for each in (self._reference(sample), outputs))
         for name, array in expected.items():
             if rows_axis(array.shape, outputs[name].shape) is None:
                 raise ModelError(
@@ -243,10 +245,13 @@ class DeviationMeasure:
             {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
         ]
+        if self._purpose.task is not Task.CLASSIFY:
+            compared = task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names))
+            return DeviationRecord(sums, compared=compared)
         before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))
         # Top answers count only where both models give class scores; the noise counts in any case.
         if before is None or after is None:
-            return DeviationRecord(sums, None, None)
+            return DeviationRecord(sums)
         return DeviationRecord(sums, top_answers(before), top_answers(after))
 
     def scores(self, records: Iterable[tuple[Batch, DeviationRecord]]) -> Deviation:
@@ -256,11 +261,13 @@ class DeviationMeasure:
         signal: list[list[float]] = []
         expected: list[Integers | None] = []
         answers: list[Integers | None] = []
+        compared: list[task_agreement.SampleAnswer] = []
         totals: dict[str, NoiseSums] = {}
         for batch, record in records:
             names += batch.names
             expected.append(record.expected)
             answers.append(record.answers)
+            compared += record.compared
             for sample in record.sums:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
@@ -273,6 +280,7 @@ class DeviationMeasure:
             np.array(signal, np.float64),
             _joined(expected),
             _joined(answers),
+            task_agreement.summarize_answers(self._purpose, compared if len(compared) == len(names) else []),
         )
 
 

@@ -168,7 +168,7 @@ class NormalisationTrial:
         if self._samples.purpose.task is Task.DETECT:
             best = detections_of(self._samples.purpose, outputs)[0].scores[:3]
             return np.pad(best.astype(np.float64), (0, 3 - len(best)))
-        return np.asarray(class_scores(outputs, 1)[1][0, 0], np.float64)
+        return np.asarray(class_scores(outputs, 1)[1][0], np.float64)
 
     def boxes(self, count: int) -> Floats:
         """Return the mean score of the three best boxes of each sample."""

@@ -4,6 +4,9 @@
                and i, j the top classes of float and quantized model, the mean of p[i] - p[j]. If p is as right as it
                claims, that is how many answers become wrong less those that become right. A change between two classes
                that were equally likely costs nothing, so a few samples tell more than a count of changes does.
+    sequence   the classes of all steps, read as text: the dominant first or last class is a blank and says nothing; if
+               blanks stand between others (CTC), repeated classes are one. Changes (the edit distance) are counted
+               among the classes of both, and cost what changed steps cost on average, as above.
     detect     the float model's detections (score above LEAST_SCORE, or the best few if there are none) that the
                quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
                counts as much as the two overlap; detections that float does not have count half.
@@ -25,11 +28,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
 from detent.results.tensors import TaskAgreement
-from detent.tasks import Task, channels_and_sides
-from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
+from detent.tasks import Task, channels_and_sides, class_count, find_task, image_size, passed_on, takes_tokens
+from detent.tasks.detection import Detections, Head, Shape, match_detections, overlaps, recognise_head
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
 # A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is reported.
@@ -39,10 +43,13 @@ BEST = 20  # detections that are compared if none is above it
 # What a change of the top class costs on average, where few changes were seen: that of common classifiers.
 USUAL_COST = 0.15
 
+LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a blank
+
 VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
+Classes = npt.NDArray[np.int64]
 Row = dict[str, float]
 Rows = Mapping[str, Floats]  # the numbers of all samples, by name
 
@@ -52,12 +59,28 @@ Summary = tuple[float | None, Interval | None, dict[str, float], str]
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a model is for, how that is known, and what its file says about its classes and its image."""
+    """What a model is for, how that is known, and what its file says about its classes and its image.
+
+    `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token.
+    """
 
     task: Task
     why: str
     classes: int | None = None
     image: tuple[int, int] | None = None
+    passed_on: frozenset[str] = frozenset()
+    tokens: bool = False
+
+    def answers(self, outputs: Outputs) -> Outputs:
+        """Return the outputs that are answers."""
+        return {name: array for name, array in outputs.items() if name not in self.passed_on}
+
+
+def purpose_of(model: ir.Model, named: str | None, shapes: Mapping[str, Shape] | None = None) -> Purpose:
+    """Return what a model is for. Raise UsageError for a task that it cannot have."""
+    graph, metadata = model.graph, dict(model.metadata_props)
+    task, why = find_task(named, graph, metadata, shapes)
+    return Purpose(task, why, class_count(metadata), image_size(graph), passed_on(graph), takes_tokens(graph))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +94,7 @@ class SampleAnswer:
 def compare_answers(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     """Return what became of each sample's answer; empty if this output cannot be read as the task's."""
     try:
-        return _READERS[purpose.task](purpose, expected, found, samples)
+        return _READERS[purpose.task](purpose, purpose.answers(expected), purpose.answers(found), samples)
     except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
         return []
 
@@ -96,12 +119,14 @@ def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Inter
 
 def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Floats, Floats] | None:
     """Return what each sample costs, and its weight: the loss is the ratio of their sums. None if there is no such."""
-    if not answers or purpose.task not in (Task.CLASSIFY, Task.DETECT, Task.SEGMENT):
+    if not answers or purpose.task not in (Task.CLASSIFY, Task.SEQUENCE, Task.DETECT, Task.SEGMENT):
         return None
     rows = {name: np.array([answer.numbers[name] for answer in answers]) for name in answers[0].numbers}
     if purpose.task is Task.DETECT:
         faint = "" if rows["wanted"].any() else "best_"
         return rows[f"{faint}lost"] / 2, rows[f"{faint}weight"]
+    if purpose.task is Task.SEQUENCE:
+        return rows["loss"], rows["length"]
     costs = rows["loss"] if purpose.task is Task.CLASSIFY else (1.0 - rows["iou"]) / 2
     return costs, np.ones(len(answers))
 
@@ -120,16 +145,26 @@ def probabilities(scores: Floats) -> Floats:
 
 
 def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
-    """Return the output that holds class scores, as [samples, positions, classes]."""
+    """Return the output that holds class scores, as [samples, classes]."""
     for name, array in outputs.items():
-        if array.dtype.kind != "f" or array.ndim < 2 or array.shape[0] != samples:
-            continue
-        sides = [size for size in array.shape[1:] if size != 1]
-        if len(sides) <= 1:
-            return name, array.reshape(samples, 1, -1).astype(np.float64)
-        if array.ndim == 3:
-            return name, array.astype(np.float64)
+        rows = array.dtype.kind == "f" and array.ndim >= 2 and array.shape[0] == samples
+        if rows and max(array.shape[1:]) == math.prod(array.shape[1:]):
+            return name, array.reshape(samples, -1).astype(np.float64)
     raise ValueError("no output holds class scores")
+
+
+def step_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
+    """Return the output that holds class scores of steps, as [samples, steps, classes]."""
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and array.ndim == 3 and array.shape[2] > 1 and samples in array.shape[:2]:
+            return name, in_steps(array, samples)
+    raise ValueError("no output holds class scores of steps")
+
+
+def in_steps(array: npt.NDArray[Any], samples: int) -> Floats:
+    """Return [samples, steps, classes] of an array that may have the steps first, as recurrent networks do."""
+    first = array.shape[1] == samples and array.shape[0] != samples
+    return np.asarray(np.swapaxes(array, 0, 1) if first else array, np.float64)
 
 
 def _compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
@@ -154,13 +189,13 @@ def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> li
     name, first = class_scores(expected, samples)
     second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
     same, cost = _compare_classes(first, second)
-    return [SampleAnswer({"same": float(same[at].mean()), "loss": float(cost[at].mean())}) for at in range(samples)]
+    return [SampleAnswer({"same": float(same[at]), "loss": float(cost[at])}) for at in range(samples)]
 
 
 def _classified(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     count, same = len(answers), round(float(rows["same"].sum()))
     loss, (low, high) = bootstrap(rows["loss"])
-    high = max(high, _unseen(rows["loss"]))
+    high = max(high, _unseen(int((rows["loss"] > 0).sum()), count, float(rows["loss"].sum())))
     kept = wilson_interval(same, count)
     text = f"{same} of {count} samples keep their top class (95 % interval {interval_text(in_percent(kept), '.0f')} %)"
     lies = interval_text(in_percent((low, high)), ".1f")
@@ -169,11 +204,75 @@ def _classified(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     return loss, (low, high), figures, text
 
 
-def _unseen(losses: Floats) -> float:
-    """Return the loss to reckon with after few samples: the most changes there may be, at their usual cost."""
-    changes = int((losses > 0).sum())
-    usual = (float(losses.sum()) + USUAL_COST) / (changes + 1)
-    return wilson_interval(changes, len(losses))[1] * usual
+def _unseen(changes: int, count: int, loss: float) -> float:
+    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost."""
+    usual = (loss + USUAL_COST) / (changes + 1)
+    return wilson_interval(changes, count)[1] * usual
+
+
+# --- sequences
+
+
+def _sequence(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name, first = step_scores(expected, samples)
+    second = np.nan_to_num(in_steps(found[name], samples), nan=-np.inf)
+    _, costs = _compare_classes(first, second)
+    one, other = first.argmax(-1), second.argmax(-1)
+    blank = _blank(one, first.shape[-1])
+    answers = []
+    for at in range(samples):
+        if purpose.tokens:
+            said = (one[at] != blank) | (other[at] != blank)
+            edits, length = int((one[at] != other[at]).sum()), int(said.sum())
+        else:
+            texts = [_text(each, blank, merged=_is_merged(one[at], blank)) for each in (one[at], other[at])]
+            edits, length = edit_distance(*texts), max(map(len, texts))
+        changed = one[at] != other[at]
+        cost = edits * float(costs[at][changed].mean()) if edits else 0.0
+        answers.append(SampleAnswer({"kept": float(not edits), "edits": edits, "length": length, "loss": cost}))
+    return answers
+
+
+def _blank(classes: Classes, count: int) -> int | None:
+    """Return the class that says nothing, as CTC's blank and the label of other words: a frequent first or last one."""
+    shares = {end: float((classes == end).mean()) for end in (0, count - 1)}
+    end = max(shares, key=lambda each: shares[each])
+    return end if shares[end] >= LEAST_BLANK else None
+
+
+def _is_merged(classes: Classes, blank: int | None) -> bool:
+    """Tell whether blanks stand between other classes. Those that only fill the end do not divide repeated ones."""
+    said = np.flatnonzero(classes != blank)
+    return blank is not None and bool(len(said)) and bool((classes[: said[-1]] == blank).any())
+
+
+def _text(classes: Classes, blank: int | None, *, merged: bool) -> list[int]:
+    """Return what steps say together."""
+    before = [None, *classes.tolist()[:-1]] if merged else [None] * len(classes)
+    return [one for one, last in zip(classes.tolist(), before, strict=True) if one not in (blank, last)]
+
+
+def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many insertions, deletions and replacements make one text the other (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for at, each in enumerate(one, 1):
+        above, row = row, [at]
+        for column, its in enumerate(other, 1):
+            row.append(min(above[column] + 1, row[-1] + 1, above[column - 1] + (each != its)))
+    return row[-1]
+
+
+def _sequenced(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
+    count, edits, length = len(answers), int(rows["edits"].sum()), int(rows["length"].sum())
+    kept = int(rows["kept"].sum())
+    loss, (low, high) = bootstrap(rows["loss"], rows["length"])
+    figures = {"kept": kept / count, "classes": float(length), "changed": edits / length if length else 0.0}
+    if not length:
+        return None, None, figures, f"float reads nothing in any of the {count} samples"
+    high = max(high, _unseen(min(edits, length), length, float(rows["loss"].sum())))
+    lies = interval_text(in_percent((low, high)), ".1f")
+    text = f"{kept} of {count} sequences are kept whole, {edits} of their {length} classes change"
+    return loss, (low, high), figures, f"{text}; expected loss {100 * loss:.1f} points ({lies})"
 
 
 # --- pixels
@@ -398,6 +497,7 @@ def _regressed(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
 # How the answers of a task are compared, and how all of them are summed up.
 _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]] = {
     Task.CLASSIFY: _classify,
+    Task.SEQUENCE: _sequence,
     Task.DETECT: _detect,
     Task.SEGMENT: _segment,
     Task.EMBED: _embed,
@@ -406,6 +506,7 @@ _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswe
 }
 _SUMMARIES: dict[Task, Callable[[Rows, Sequence[SampleAnswer]], Summary]] = {
     Task.CLASSIFY: _classified,
+    Task.SEQUENCE: _sequenced,
     Task.DETECT: _detected,
     Task.SEGMENT: _segmented,
     Task.EMBED: _embedded,

@@ -254,7 +254,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     return graph_model
 
 
-IN_MEMORY = "the given ModelProto"  # what a model without a file is called
+IN_MEMORY = "the given model"  # what a model without a file is called
 
 
 def name_of(model: ModelLike) -> str:

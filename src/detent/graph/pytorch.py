@@ -68,12 +68,15 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
         raise ModelError(f"{name} has no weights (its device is 'meta'): load them before it is quantized.")
     # A copy, since the exporter wants it on the CPU and in eval mode, and the caller's own must stay as it is.
     copied = deepcopy(model).cpu().eval()
-    _check_call(torch, copied, positional, named, name)
-    return _named(_exported(torch, copied, positional, named, name), name)
+    keys = _called(torch, copied, positional, named, name)
+    return _named(_exported(torch, copied, positional, named, name, keys), name)
 
 
-def _check_call(torch: Any, module: Any, positional: Any, named: Any, name: str) -> None:
-    """Call the module once: an error here is about the inputs or the outputs, and none of the exporter's."""
+def _called(torch: Any, module: Any, positional: Any, named: Any, name: str) -> list[str] | None:
+    """Call the module once: an error here is about the inputs or the outputs, and none of the exporter's.
+
+    Return the keys, if it returns a dict of tensors: they are what its outputs are called.
+    """
     try:
         with torch.no_grad():
             found = module(*positional, **named)
@@ -88,6 +91,9 @@ def _check_call(torch: Any, module: Any, positional: Any, named: Any, name: str)
             f"{name} returns a {type(found).__name__}, which torch cannot export. Wrap it in a module that returns a "
             "tensor, a tuple or a dict of tensors."
         )
+    if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+        return None
+    return [str(key) for key in found]
 
 
 def _torch() -> Any:
@@ -134,14 +140,18 @@ def _tensor(torch: Any, value: Any) -> Any:
     return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
 
-def _exported(torch: Any, model: Any, positional: Any, named: Any, name: str) -> onnx.ModelProto:
+def _exported(
+    torch: Any, model: Any, positional: Any, named: Any, name: str, outputs: list[str] | None = None
+) -> onnx.ModelProto:
     try:
         with _quiet():
             if isinstance(model, torch.jit.ScriptModule):  # the newer exporter takes Python code only
                 file = io.BytesIO()
                 torch.onnx.export(model, positional, file, dynamo=False, verbose=False)
                 return onnx.load_from_string(file.getvalue())
-            program = torch.onnx.export(model, positional, kwargs=named or None, dynamo=True, verbose=False)
+            program = torch.onnx.export(
+                model, positional, kwargs=named or None, output_names=outputs, dynamo=True, verbose=False
+            )
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None:  # the outer messages list steps; the first cause says what is wrong

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.runtime import onnxruntime, share_arena, shrink_arena
-from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
+from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 
@@ -392,14 +392,23 @@ def _loadable(model: ir.Model, weights: Mapping[str, npt.NDArray[Any]]) -> Itera
     Of `weights`, only the names and shapes.
     """
     if tensor_bytes(model) - sum(array.nbytes for array in weights.values()) <= PROTOBUF_LIMIT:
+        _take_in(model, weights)
         with _named_only(model, weights):
-            source = serialize(ir.to_proto(model) if weights else complete_proto(model))
+            source = serialize(ir.to_proto(model))
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="detent-") as folder:
         path = Path(folder) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         yield str(path)
+
+
+def _take_in(model: ir.Model, but: Collection[str]) -> None:
+    """Read what lies in other files. Bytes have no folder: onnxruntime would look for them in that of the process."""
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor) and (graph is not model.graph or name not in but):
+                value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=name)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import onnx
 from typing_extensions import Unpack
 
 from detent.devices.catalog import device_of
-from detent.devices.device import GENERATIONS, attention_in, instead_of_shifts, recipe_for
+from detent.devices.device import GENERATIONS, instead_of_shifts, recipe_for, recipe_for_any
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
@@ -29,6 +29,7 @@ from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
+from detent.recipe.recipe import DEFAULT
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
@@ -192,17 +193,13 @@ def make_job(
 def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto) -> tuple[str, str]:
     """Return the recipe for a device and a model if the user names none, and why it is that one."""
     if device is not None and device not in GENERATIONS:
-        return "XINT8", ""
+        return DEFAULT, ""
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
     if device is not None:
         name, why = recipe_for(GENERATIONS[device], proto)
         return name, f"Recipe {name}: {why}. Another with --recipe."
-    attention = attention_in(proto)
-    if not attention:
-        return "XINT8", ""
-    signs = ", ".join(attention)
-    # What takes XINT8 alone takes no attention, so there is nothing to gain from it.
-    return "A8W8", f"Recipe A8W8: the model is a transformer ({signs}), which XINT8 harms. Another with --recipe."
+    name, why = recipe_for_any(proto)
+    return name, why and f"Recipe {name}: {why}. Another with --recipe."
 
 
 def _first_sample(calibration: Any) -> Any:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -28,6 +29,7 @@ from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.observe.executors import sweep_on
 from detent.observe.samples import PendingSample, Source
+from detent.observe.sources import input_specs
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
@@ -237,8 +239,26 @@ def _question(
     source = prepared.source
     guessed, arrays = source is not None and source.note.startswith("Guessed"), source is None or not source.preprocess
     known = {at: answers[pending.index] for at, pending in enumerate(looked_at) if pending.index in answers}
-    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed, arrays=arrays, known=known)
+    found = question_data(
+        samples,
+        prepared.purpose,
+        original.answer,
+        guessed=guessed,
+        arrays=arrays,
+        declared=_is_as_declared(prepared),
+        known=known,
+    )
     return [*original.unlike_training(samples), *found]
+
+
+def _is_as_declared(prepared: Prepared) -> bool:
+    """Tell whether images are normalised as the model's file says."""
+    made = None if prepared.source is None else prepared.source.preprocess
+    said = next((spec.declared.settings for spec in input_specs(prepared.model) if spec.declared is not None), {})
+    if made is None or not {"mean", "std"} <= said.keys():
+        return False
+    pairs = ((made.mean, said["mean"]), (made.std, said["std"]))
+    return all(np.allclose(one, other) for one, other in pairs)
 
 
 class FirstSamples(Sequence[Mapping[str, npt.NDArray[Any]]]):

@@ -28,7 +28,7 @@ from detent.emit.output_formats import check_formats
 from detent.emulator import check_emulable
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
-from detent.evaluation.task_agreement import Purpose
+from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, lower_ir_version, name_of, read
@@ -54,7 +54,6 @@ from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
-from detent.tasks import class_count, find_task, image_size
 from detent.tasks.parts import OutputPart, output_parts
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
@@ -260,6 +259,12 @@ def _load_float(job: Job) -> ir.Model:
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
                 "model; `detent inspect` shows what is in this one."
             )
+        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
+            # onnxruntime answers otherwise with its optimizations than without, so nothing can be measured.
+            raise ModelError(
+                f"{name_of(job.model)} was exported for training: BatchNormalization '{node.name}' is in training mode "
+                "and answers by the samples that come together. Export the model for inference (model.eval())."
+            )
     check_operators(model)
     if job.output is not None:
         files = [] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))
@@ -325,13 +330,6 @@ def _source_of(job: Job, model: ir.Model) -> Source:
         return dict(zip(runner.outputs, runner(feeds, origin), strict=True))
 
     return FeedbackSource(source, states, initial_states(model, specs, states), step)
-
-
-def purpose_of(model: ir.Model, named: str | None) -> Purpose:
-    """Return what a model is for. Raise UsageError for a task that it cannot have."""
-    metadata = dict(model.metadata_props)
-    task, why = find_task(named, model.graph, metadata)
-    return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
 ANSWER_BYTES = 64 << 20

@@ -42,6 +42,7 @@ from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
+from detent.prepare.affine import read_batchnorm
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -125,8 +126,6 @@ def _products_after(product: ir.Node) -> list[ir.Node]:
 
 
 DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul")
-
-DEFAULT_RECIPE = Recipe("XINT8", "")
 
 
 class Role(Enum):
@@ -244,7 +243,7 @@ class Layout:
 def lay_out(
     model: ir.Model,
     selection: Selection,
-    recipe: Recipe = DEFAULT_RECIPE,
+    recipe: Recipe,
     became: Became = NOTHING,
     tail: Postprocessing | None = None,
 ) -> Layout:
@@ -308,6 +307,8 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return "control flow: the graphs inside stay float"
     if node.op_type == "Identity":
         return "rounds nothing; between two formats it stands for the conversion"
+    if is_standard(node, "BatchNormalization") and isinstance(why := read_batchnorm(node), str):
+        return f"it could not be folded into a layer: {why}"
     if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
     for value in (*node.inputs, *node.outputs):

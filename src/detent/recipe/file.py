@@ -32,7 +32,7 @@ from detent.numerics import NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.recipe import find_preset
+from detent.recipe.recipe import DEFAULT, find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
 from detent.settings import parse_toml, read_text
 
@@ -104,7 +104,7 @@ def from_plain(plain: Mapping[str, Any]) -> Recipe:
     """Return the recipe that plain values describe, on top of the one that `base` names."""
     changes = dict(plain)
     # A file says what differs; without a base it is about the default of the command line.
-    base = find_preset(str(changes.pop("base", "XINT8")))
+    base = find_preset(str(changes.pop("base", DEFAULT)))
     return change(base, {"description": f"{base.name}, changed", **changes})
 
 

@@ -395,6 +395,8 @@ def _mixed() -> Iterator[Recipe]:
     ).replace(overrides=(Override(op_types=LAYERS, activations=narrow, weights=narrow),))
 
 
+DEFAULT = "XINT8"  # where nothing is named, and the model asks for no other
+
 PRESETS: dict[str, Recipe] = {recipe.name: recipe for part in (_npu, _cpu, _float_types, _mixed) for recipe in part()}
 
 

@@ -9,23 +9,28 @@ import math
 import shlex
 from os import PathLike
 
+from detent.devices.device import GENERATIONS
 from detent.graph.load import IN_MEMORY
 from detent.recipe import Recipe
 from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval, interval_text
 from detent.results.task_scores import POINTS_OF
-from detent.results.tensors import TensorReport
+from detent.results.tensors import LOSS_UNITS, TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
-DEFAULT_RECIPE = "XINT8"  # of a command without --recipe
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
     POINTS.format(top=5): "points of top-5",
     CHANGED: "% of top answers changed",
     OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
+    LOSS_UNITS["classify"]: "points of accuracy (expected)",
+    LOSS_UNITS["sequence"]: "% of the classes in sequences (expected)",
+    LOSS_UNITS["detect"]: "points of average precision (expected)",
+    LOSS_UNITS["segment"]: "points of overlap (expected)",
+    LOSS_UNITS["embed"]: "% of the ranking of similarities",
 }
 
 SQNR = "The power of the float signal over that of its error: 20 dB is an error of 1 %, 10 dB of 10 %; more is better."
@@ -129,10 +134,9 @@ def command(*words: str | PathLike[str]) -> str:
 
 
 def recipe_words(recipe: Recipe) -> list[str]:
-    """Return the option that names a recipe: nothing for that of a command without, RECIPE for one that has no name."""
-    if recipe.name == DEFAULT_RECIPE:
-        return []
-    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE"]
+    """Return the options that repeat a recipe and its device; RECIPE stands for one that has no name."""
+    device = ["--device", recipe.target] if recipe.target in GENERATIONS else []
+    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE", *device]
 
 
 def listed(names: list[str], shown: int) -> str:

@@ -144,6 +144,10 @@ def _key_figure(scores: evaluated.Scores | None) -> tuple[str, str] | None:
         return f"{scores.value:.4g}", f"{scores.metric} of all samples together."
     if isinstance(scores, evaluated.Deviation) and scores.agreeing is not None:
         return f"{scores.agreeing} of {len(scores.names)}", "Samples with the top answer of the first model."
+    if isinstance(scores, evaluated.Deviation) and scores.agreement is not None and scores.agreement.loss is not None:
+        lost = scores.losses_against(None)[0]
+        points, _ = loss_words(lost.unit, lost.points, lost.interval)
+        return points, f"{unit_of(lost.unit)}: {scores.agreement.summary}."
     if isinstance(scores, evaluated.Deviation):
         worst = min(closeness.sqnr_db for closeness in scores.outputs.values())
         return f"{decibels(worst)} dB", f"SQNR of its worst output. {SQNR}"
@@ -215,6 +219,9 @@ def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
         return [doc.figure(scores.metric, "scores.value", ".6g", verbatim=True)]
     if not isinstance(scores, evaluated.Deviation):
         return [doc.worded("Score", "scores.summary")]
+    if scores.agreement is not None:
+        meaning = f"As the task reads them: {scores.agreement.task} ({scores.agreement.why})."
+        return [doc.worded("Answers beside the first model's", "scores.agreement.summary", meaning)]
     return [] if scores.agreeing is None else [_agreement_column(len(scores.names))]
 
 

@@ -34,7 +34,7 @@ class Finding:
     why: str
     fix: str
     whole: bool = False
-    """Whether it keeps the whole model off the device, though it is about one node."""
+    """Whether it keeps the whole model off the device, though it is about one node; a warning: whether it may."""
     crashes: bool = False
     """Whether it was seen to end the process that makes a session."""
 
@@ -77,6 +77,20 @@ class NodePlace:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What remains on the `generations` of the device that leave these operators to the CPU."""
+
+    generations: tuple[str, ...]
+    operators: tuple[str, ...]
+    device_nodes: int
+    subgraphs: int
+
+    def __str__(self) -> str:
+        where = f"on {', '.join(self.generations)}, which leave {' and '.join(self.operators)} to the CPU"
+        return f"{where}, {self.device_nodes} in {_counted(self.subgraphs)}"
+
+
+@dataclass(frozen=True)
 class DeviceCheck(Result):
     """Whether a device takes a model, node by node.
 
@@ -101,6 +115,8 @@ class DeviceCheck(Result):
     report_nodes: tuple[int, int] | None = None
     """Nodes on the device and all nodes, as the execution provider's own report counts them; None of a float model."""
     cost: CostEstimate | None = None
+    elsewhere: Elsewhere | None = None
+    """What generations get that take less; None if all take the same, or one is named."""
 
     @property
     def accepted(self) -> bool:
@@ -162,6 +178,12 @@ def summary(check: DeviceCheck) -> str:
     whole = "all but the post-processing" if decodes else "all of it"
     if check.report_nodes is not None:
         said += f" (the EP's report: {check.report_nodes[0]} of {check.report_nodes[1]})"
+    if check.elsewhere is not None:
+        said += f"; {check.elsewhere}"
+    doubt = next((finding for finding in check.warnings if finding.whole), None)
+    if doubt is not None:
+        once = f", once it is quantized with recipe {check.recipe}" if check.recipe else ""
+        return f"{check.target} may leave all of it to the CPU{once}, since {doubt.what}; else {said}."
     takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
     return f"{check.target} {takes} {whole if check.verdict == 'accepted' else 'part of it'}: {said}."
 
@@ -206,4 +228,8 @@ class Placement:
 
 def pieces(check: DeviceCheck) -> str:
     """Count the subgraphs, in words."""
-    return f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
+    return _counted(check.subgraphs)
+
+
+def _counted(subgraphs: int) -> str:
+    return f"{subgraphs} subgraph{'' if subgraphs == 1 else 's'}"

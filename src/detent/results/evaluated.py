@@ -3,7 +3,7 @@
     Answers        labelled classes: which answer each sample got, and at what rank its label came
     SampleScores   a number of the user's own measure for each sample
     WholeScore     one number of the user's own measure for all of them
-    Deviation      without labels: how far the outputs are from those of the reference model
+    Deviation      without labels: how far answers and outputs are from those of the reference model
     TaskScores     labelled boxes, pixels or pairs (task_scores.py)
 
 Each kind of scores knows how two of it are compared. A loss is positive if the second model is worse.
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from detent.errors import UsageError
 from detent.results import Result, paired
 from detent.results.checked import CostEstimate
-from detent.results.tensors import Closeness
+from detent.results.tensors import Closeness, TaskAgreement
 
 Integers = npt.NDArray[np.int64]
 
@@ -262,7 +262,8 @@ class Deviation(Scores):
     """The outputs against those of the reference model.
 
     `noise` and `signal` are the sums of squares for each sample (rows) and output (columns). `expected` and `answers`
-    are the top answers of both models if an output looks like class scores, else None.
+    are the top answers of both models if they classify, else None; then `agreement` has the answers as the task reads
+    them, if that is known.
     """
 
     relative: ClassVar[bool] = True
@@ -273,6 +274,7 @@ class Deviation(Scores):
     signal: paired.Floats
     expected: Integers | None
     answers: Integers | None
+    agreement: TaskAgreement | None = None
 
     @property
     def agreeing(self) -> int | None:
@@ -280,8 +282,11 @@ class Deviation(Scores):
         return None if self.expected is None else int((self.expected == self.answers).sum())
 
     def _losses(self, before: Deviation | None = None) -> tuple[Loss, ...]:  # noqa: ARG002  (they are relative already)
-        """Return the share of changed top answers or, if outputs are not class scores, their error."""
-        samples = len(self.names)
+        """Return the share of changed top answers, or the loss of another task; without either, the outputs' error."""
+        samples, found = len(self.names), self.agreement
+        if found is not None and found.loss is not None:
+            ends = None if found.interval is None else paired.in_percent(found.interval)
+            return (Loss(100 * found.loss, found.loss_unit, ends, samples),)
         if self.expected is None or self.answers is None:
             ratio, interval = paired.mean_ratio(self.noise, self.signal)
             ends = None if interval is None else paired.in_percent(interval)
@@ -298,10 +303,10 @@ class Deviation(Scores):
 
     def to_dict(self) -> dict[str, Any]:
         if self.agreeing is None:
-            return {"outputs": self.outputs, "same_top_answer": None}
+            return {"outputs": self.outputs, "same_top_answer": None, "agreement": self.agreement}
         interval = paired.in_percent(paired.wilson_interval(self.agreeing, len(self.names)))
         same = {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
-        return {"outputs": self.outputs, "same_top_answer": same}
+        return {"outputs": self.outputs, "same_top_answer": same, "agreement": None}
 
 
 def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[ChangedAnswer]:

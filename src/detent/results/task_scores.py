@@ -121,12 +121,6 @@ def _chance(points: float, drawn: Floats) -> float:
     return float(min(1.0, 2 * min((moved <= 0).mean(), (moved >= 0).mean())))
 
 
-EXPECTED_LOSS = {
-    "classify": "points of accuracy that are expected to be lost",
-    "detect": "points of average precision that are expected to be lost",
-    "segment": "points of overlap that are expected to be lost",
-    "embed": "percent of the ranking of similarities that is lost",
-}
 WORST_PART = "percent of relative output error (noise power over signal power, at the worst part of the outputs)"
 
 
@@ -151,7 +145,7 @@ class AgreementScores(Scores):
         samples, found = len(self.names), self.agreement
         if found is not None and found.loss is not None:
             ends = None if found.interval is None else in_percent(found.interval)
-            return (Loss(100 * found.loss, EXPECTED_LOSS[found.task], ends, samples),)
+            return (Loss(100 * found.loss, found.loss_unit, ends, samples),)
         noise, signal = self._worst()
         ratio = float(noise.sum() / signal.sum()) if signal.any() else float(noise.any())
         ratio = ratio if np.isfinite(ratio) else np.inf

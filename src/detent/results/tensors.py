@@ -70,6 +70,15 @@ class PartCloseness(LabelledRange):
     node: str = ""
 
 
+LOSS_UNITS = {
+    "classify": "points of accuracy that are expected to be lost",
+    "sequence": "percent of the classes of sequences that are expected to be lost",
+    "detect": "points of average precision that are expected to be lost",
+    "segment": "points of overlap that are expected to be lost",
+    "embed": "percent of the ranking of similarities that is lost",
+}
+
+
 @dataclass(frozen=True)
 class TaskAgreement:
     """The answers of the quantized model against those of the float one, as the task reads them.
@@ -85,6 +94,11 @@ class TaskAgreement:
     interval: tuple[float, float] | None
     figures: Mapping[str, float]
     summary: str
+
+    @property
+    def loss_unit(self) -> str:
+        """What the loss counts, as a percentage."""
+        return LOSS_UNITS[self.task]
 
 
 @dataclass(frozen=True)

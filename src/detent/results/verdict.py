@@ -104,7 +104,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     everything = [*measured.values(), *fidelity.tensors.values()]
     if any(close.sqnr_db == -math.inf for close in everything):
         return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
-    dead = [] if _task(fidelity) == "classify" else [_dead_text(*each) for each in _dead(fidelity)]
+    dead = [] if _counts_order(fidelity) else [_dead_text(*each) for each in _dead(fidelity)]
     dead += _dead_outputs(fidelity)
     if dead:
         return "broken", dead[0]
@@ -121,6 +121,11 @@ def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tup
     if fidelity.agreement is not None and fidelity.agreement.task != "regress":
         return _by_task(fidelity.agreement)
     return _by_noise(fidelity, outputs)
+
+
+def _counts_order(fidelity: Fidelity) -> bool:
+    """Tell whether only the order of scores counts: their noise is not that of the answers."""
+    return _task(fidelity) in ("classify", "sequence")
 
 
 def _task(fidelity: Fidelity) -> str | None:
@@ -205,7 +210,7 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
     """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    if _task(fidelity) == "classify":
+    if _counts_order(fidelity):
         return []
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"

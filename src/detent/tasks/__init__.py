@@ -1,13 +1,15 @@
 """What a model is for, recognised from its file: so that it can be judged as its user would.
 
     the file's metadata            says it: Ultralytics' `task`, others' `pipeline_tag`, ...
-    token inputs                   scores after a Softmax: classify; vectors: embed
+    token inputs                   a row of scores for the text: classify; for each token: sequence; vectors: embed
     post-processing of detections  (plan/postprocessing.py), or outputs laid out as a detector's (heads.py): detect
-    shapes                         [n, classes]: classify; a map of classes: segment; 1 or 3 channels as large as the
-                                   image, or several times as large: image
+    shapes                         [n, classes]: classify; [n, steps, classes], after a Softmax or called logits:
+                                   sequence; a map of classes: segment; 1 or 3 channels as large as the image, or
+                                   several times as large: image
     anything else                  regress: numbers, compared as such
 
-Shapes are those of real outputs where they are known, since a file often leaves them open.
+Shapes are those of real outputs where they are known, since a file often leaves them open. An output that only passes
+an input on is no answer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Task(str, Enum):
     """What outputs are for."""
 
     CLASSIFY = "classify"
+    SEQUENCE = "sequence"
     DETECT = "detect"
     SEGMENT = "segment"
     EMBED = "embed"
@@ -46,7 +49,7 @@ _METADATA_WORDS = {
     "classification": Task.CLASSIFY,
     "image-classification": Task.CLASSIFY,
     "text-classification": Task.CLASSIFY,
-    "token-classification": Task.CLASSIFY,
+    "token-classification": Task.SEQUENCE,
     "detect": Task.DETECT,
     "pose": Task.DETECT,
     "obb": Task.DETECT,
@@ -64,8 +67,10 @@ _METADATA_WORDS = {
     "image-to-image": Task.IMAGE,
 }
 _SHARES = ("Softmax", "LogSoftmax")
+BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
+_FEW_CLASSES = 32  # Vectors of words are longer
 _COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
 
 
@@ -77,7 +82,7 @@ def recognise_task(
     if said is not None:
         return said
     known = _shapes(graph, shapes)
-    if _takes_tokens(graph):
+    if takes_tokens(graph):
         return _of_tokens(graph, known)
     image = image_size(graph)
     tail = find_postprocessing(graph)
@@ -86,7 +91,9 @@ def recognise_task(
     if image is not None and _is_laid_out_as_detections(known, image):
         return Task.DETECT, f"outputs laid out as a detector's: {shapes_text(known)}"
     for value in graph.outputs:
-        found = _by_shape(value, known.get(str(value.name), ()), image)
+        if value.name not in known:
+            continue
+        found = _by_time(known[str(value.name)], value, graph) or _by_shape(value, known[str(value.name)], image)
         if found is not None:
             return found
     return Task.REGRESS, f"outputs {shapes_text(known)} are numbers of no known kind"
@@ -114,6 +121,7 @@ def find_task(
 
 _NEEDED = {
     Task.CLASSIFY: "A classifier has a row of two or more scores for each sample.",
+    Task.SEQUENCE: "A sequence has a row of two or more scores for each step: [n, steps, classes].",
     Task.DETECT: "A detector has boxes and scores: [n, 4 + classes, anchors], [n, anchors, 5 + classes], or in pairs.",
     Task.SEGMENT: "Segmentation has a map of classes: [n, classes, height, width].",
     Task.EMBED: "An encoder has a vector for each sample or token: [n, size] or [n, tokens, size].",
@@ -158,16 +166,30 @@ def _said_by_metadata(metadata: Mapping[str, str]) -> tuple[Task, str] | None:
     return None
 
 
+def passed_on(graph: ir.Graph) -> frozenset[str]:
+    """Return the outputs that are inputs of the model, at most reshaped."""
+    found = set()
+    for value in graph.outputs:
+        source: ir.Value | None = value
+        while source is not None and (node := source.producer()) is not None and node.op_type in _PASSING:
+            source = node.inputs[0]
+        if source in graph.inputs:
+            found.add(str(value.name))
+    return frozenset(found)
+
+
 def _shapes(graph: ir.Graph, real: Mapping[str, Shape] | None) -> dict[str, Shape]:
     given = real or {}
     found = {}
-    for value in graph.outputs:
+    answers = [value for value in graph.outputs if value.name not in passed_on(graph)]
+    for value in answers:
         declared = static_shape(value)
         found[str(value.name)] = tuple(given.get(str(value.name), () if declared is None else tuple(declared)))
     return found
 
 
-def _takes_tokens(graph: ir.Graph) -> bool:
+def takes_tokens(graph: ir.Graph) -> bool:
+    """Tell whether an input is a row of whole numbers for each sample, as tokens are."""
     return any(
         value.dtype in (ir.DataType.INT64, ir.DataType.INT32) and rank(value) == 2 and value.producer() is None
         for value in graph.inputs
@@ -175,15 +197,27 @@ def _takes_tokens(graph: ir.Graph) -> bool:
 
 
 def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]:
-    ranks = {len(shape) for shape in shapes.values()}
-    if any(_ends_in(value, _SHARES) for value in graph.outputs):
-        return Task.CLASSIFY, "token inputs, and scores that add up to 1"
-    smallest = [shape[-1] for shape in shapes.values() if len(shape) == 2]
-    if smallest and all(size is not None and 2 <= size <= 32 for size in smallest):
-        return Task.CLASSIFY, f"token inputs, and a row of {smallest[0]} scores"
-    if ranks & {2, 3}:
+    answers = {value: shapes[str(value.name)] for value in graph.outputs if value.name in shapes}
+    rows = [value for value, shape in answers.items() if len(shape) == 2]
+    steps = [value for value, shape in answers.items() if len(shape) == 3]
+    if any(_are_scores(value) for value in rows):
+        return Task.CLASSIFY, "token inputs, and a row of scores"
+    if any(_are_scores(value) for value in steps):
+        return Task.SEQUENCE, "token inputs, and a row of scores for each token"
+    for found, task in ((rows, Task.CLASSIFY), (steps, Task.SEQUENCE)):
+        sizes = [answers[value][-1] for value in found]
+        if sizes and all(size is not None and 2 <= size <= _FEW_CLASSES for size in sizes):
+            of = " for each token" if task is Task.SEQUENCE else ""
+            return task, f"token inputs, and a row of {sizes[0]} scores{of}"
+    if any(answers[value][-1] != 1 for value in (*rows, *steps)):
         return Task.EMBED, f"token inputs, and vectors: {shapes_text(shapes)}"
     return Task.REGRESS, f"outputs {shapes_text(shapes)} are numbers of no known kind"
+
+
+def _are_scores(value: ir.Value) -> bool:
+    """Tell whether rows are scores of classes: after a Softmax, or called so. A score alone has nothing to exceed."""
+    size = None if value.shape is None else value.shape[-1]
+    return size != 1 and (_ends_in(value, _SHARES) or "logit" in str(value.name).lower())
 
 
 def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
@@ -206,6 +240,18 @@ def _is_pyramid(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
     return len(set(sides)) >= 3 and image not in sides
 
 
+def _by_time(shape: Shape, value: ir.Value, graph: ir.Graph) -> tuple[Task, str] | None:
+    """Recognise rows of scores for each step, whichever of the two axes comes first."""
+    text = shapes_text({str(value.name): shape})
+    if len(shape) != 3 or _is_embedding(value):
+        return None
+    batches = {sizes[0] for each in graph.inputs if (sizes := static_shape(each))}
+    recurrent = shape[1] == 1 and shape[0] not in (1, None) and batches == {1} and shape[2] not in (1, None)
+    if recurrent or (shape[1] != 1 and _are_scores(value)):
+        return Task.SEQUENCE, f"{text} is a row of scores for each step"
+    return None
+
+
 def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> tuple[Task, str] | None:
     text = shapes_text({str(value.name): shape})
     spatial = tuple(size for size in shape[1:] if size != 1)
@@ -213,10 +259,9 @@ def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> t
         if _is_embedding(value):
             return Task.EMBED, f"{text} is a vector for each sample"
         if spatial and (spatial[0] is None or spatial[0] >= 2):
-            return Task.CLASSIFY, f"{text} is a row of scores for each sample"
+            certain = _are_scores(value)
+            return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
         return (Task.CLASSIFY, f"{text} is a probability") if _ends_in(value, ("Sigmoid",)) else None
-    if len(shape) == 3 and _ends_in(value, _SHARES):
-        return Task.CLASSIFY, f"{text} is a row of shares for each position"
     if len(shape) == 3 and image is not None and shape[1:] == image:
         return Task.SEGMENT, f"{text} is a number for each pixel"
     if len(shape) == 4:
@@ -301,9 +346,8 @@ def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:
     if not every or task is Task.REGRESS:
         return True
     if task is Task.CLASSIFY:
-        rows = [tuple(size for size in shape[1:] if size != 1) for shape in every]
-        if any(len(row) == 1 for row in rows):
-            return True
+        return any(len(tuple(size for size in shape[1:] if size != 1)) == 1 for shape in every)
+    if task is Task.SEQUENCE:
         return any(len(shape) == 3 for shape in every) and find_postprocessing(graph) is None
     if task is Task.DETECT:
         image = image_size(graph) or (640, 640)
