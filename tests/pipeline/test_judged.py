@@ -15,7 +15,7 @@ def judge(errors):
     prepared = SimpleNamespace(
         purpose=SimpleNamespace(task=Task.CLASSIFY),
         job=SimpleNamespace(collecting=SimpleNamespace(threads=1)),
-        model=SimpleNamespace(graph=None),
+        model=SimpleNamespace(graph=None, graphs=list),
     )
     asked = []
 
@@ -63,3 +63,13 @@ def test_answers_that_are_not_finite_lose():
 def test_a_single_plan_is_not_run():
     judging, asked = judge([[1.0] * 16])
     assert judging.closest(None, [0]).best == 0 and not asked
+
+
+def test_of_huge_models_one_is_in_memory_and_none_is_kept(monkeypatch):
+    """Then all samples are asked at once: to ask again would mean to open the model again."""
+    monkeypatch.setattr(judged, "HUGE_MODEL", 0)
+    judging, asked = judge([[2.0, 2.1, 2.2, 1.9] * 4, [1.0, 1.1, 1.0, 1.0] * 4])
+    found = judging.closest(None, [0, 1])
+    assert found.best == 1 and found.samples == [16, 16]
+    assert asked == [(plan, sample) for plan in (0, 1) for sample in range(16)]
+    assert judging.opened(1) is None
