@@ -79,7 +79,7 @@ def quantize(
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
         recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, for a
-            model with attention A8W8, or what suits the `device`.
+            model with attention or SiLU A8W8, or what suits the `device`.
         options: as listed below; the command line has them under the same names.
 
     Raises:

@@ -77,5 +77,27 @@ def test_a_network_with_attention_in_it_gets_float_scales():
     assert make_job(network("k")).recipe.name == "XINT8"  # a mean over shares, as YOLOv8's boxes are
 
 
+@pytest.mark.parametrize(("count", "recipe"), [(7, "XINT8"), (8, "A8W8")])
+def test_a_network_of_swishes_gets_float_scales(count: int, recipe: str):
+    """As most YOLOs are; a few of them, gates of other values and a Sigmoid at the end are no reason."""
+    nodes = [node("Conv", "x w", "v0")]
+    for at in range(count):
+        nodes += [
+            node("Sigmoid", f"v{at}", f"s{at}"),
+            node("Mul", f"s{at} v{at}" if at % 2 else f"v{at} s{at}", f"v{at + 1}"),
+        ]
+    nodes += [
+        node("Relu", f"v{count}", "r"),
+        node("Sigmoid", "r", "g"),
+        node("Mul", "g v0", "m"),
+        node("Sigmoid", "m", "y"),
+    ]
+    network = build(nodes, "y", {"w": normal(4, 3, 1, 1)})
+    job = make_job(network)
+    assert job.recipe.name == recipe and (recipe == "XINT8" or "--device phx" in job.recipe_reason)
+    assert make_job(network, device="phx").recipe.name == make_job(network, recipe="XINT8").recipe.name == "XINT8"
+    assert detent.check(network).target == f"npu-{recipe.lower()}"
+
+
 def test_sensitivity_looks_at_what_quantize_would_make():
     assert detent.sensitivity(bert(), bert_data()).recipe.name == "A8W8"

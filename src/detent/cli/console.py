@@ -175,8 +175,8 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        help="A name from `detent recipes`, or a .toml file. Default: XINT8, with attention A8W8, or what suits "
-        "--device.",
+        help="A name from `detent recipes`, or a .toml file. Default: XINT8; with attention or SiLU A8W8; or what "
+        "suits --device.",
         autocompletion=complete_recipe,
     ),
 ]

@@ -256,7 +256,21 @@ def recipe_for_any(proto: onnx.ModelProto) -> tuple[str, str]:
         return "A8W8", f"the model is a transformer ({', '.join(attention)}), which XINT8 harms"
     if attending:
         return "A8W8", f"the model has attention ('{attending}'), which XINT8 harms"
+    count = _swishes(proto.graph)
+    if count >= MANY_SWISHES:
+        why = f"the model has {count} SiLU, whose Sigmoid XINT8 exchanges for HardSigmoid"
+        return "A8W8", f"{why}; Phoenix and Hawk Point take XINT8 alone (--device phx)"
     return DEFAULT, ""
+
+
+MANY_SWISHES = 8  # a network of them; the exchange of a few changes little
+
+
+def _swishes(graph: onnx.GraphProto) -> int:
+    """Return how many products there are of a value and its own Sigmoid."""
+    sigmoids = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Sigmoid" and node.input}
+    products = (node.input for node in graph.node if node.op_type == "Mul" and len(node.input) == 2)
+    return sum(sigmoids.get(one) == other or sigmoids.get(other) == one for one, other in products)
 
 
 def first_attention(graph: onnx.GraphProto) -> str:
