@@ -32,7 +32,7 @@ def test_every_command_has_a_section():
     [
         ("quantize", r"\| `--from NODE` \|"),
         ("quantize", r"\| `--equalize, --no-equalize` \|"),
-        ("sensitivity", r"\| `--recipe TEXT` \| .* Default: XINT8, with attention A8W8, .*\. \|"),
+        ("sensitivity", r"\| `--recipe TEXT` \| .* Default: XINT8; with attention or SiLU A8W8; .*\. \|"),
         ("quantize", r"\| `\[OUTPUT\]` \|"),
         ("tune", r"\| `--calib PATH` \| .* Required\. \|"),
         ("stats", r"\| `--sort graph, outliers` \|"),
