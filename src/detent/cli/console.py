@@ -34,7 +34,8 @@ from detent.progress import Progress, silent
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with one parameter for each option of its classes and groups."""
     own = inspect.signature(command).parameters
-    hints = get_type_hints(command, include_extras=True)
+    # Not get_type_hints: in Python 3.10 that hides the option of what is None by default inside an Optional.
+    hints = inspect.get_annotations(command, eval_str=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     rest = next((name for name, each in own.items() if each.kind is inspect.Parameter.VAR_KEYWORD), None)
     options = [] if rest is None else list(_flags(get_args(hints[rest])[0]))
