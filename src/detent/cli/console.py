@@ -74,7 +74,7 @@ def _flags(kind: Any) -> Iterator[inspect.Parameter]:
             default = default or []
         elif default is None:
             text_type = text_type | None
-        annotation = Annotated.__class_getitem__((text_type, option_of(flag, name)))  # type: ignore[attr-defined]  # a type by value
+        annotation: Any = Annotated[text_type, option_of(flag, name)]  # a type by value
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
