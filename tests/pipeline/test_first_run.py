@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
+
+from detent.numerics.compiled import compiled
 from detent.pipeline import first_run
 
 WATCH = """
@@ -42,3 +45,14 @@ def test_the_default_run_calls_what_is_compiled_ahead(demo_arguments, tmp_path):
             assert name in called, f"{name} is not called any more: take it out of LOOPS"
             more = set(called[name]) - declared
             assert not more, f"{name} is called with {more} too: add them to LOOPS"
+
+
+def test_a_user_without_a_home_gets_no_folder_of_that_name(monkeypatch, tmp_path):
+    for name in ("HOME", "USERPROFILE", "LOCALAPPDATA", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the user is in no list
+    monkeypatch.chdir(tmp_path)
+    assert first_run._folders(tmp_path / "detent") == [tmp_path / "detent" / "numerics" / "__pycache__"]
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert compiled(lambda numbers: numbers.sum())(np.ones(3)) == 3.0
+    assert not list(tmp_path.iterdir())

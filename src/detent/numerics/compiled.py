@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar, cast
 
@@ -145,5 +148,14 @@ def _compile(function: Callable[..., object], liberties: frozenset[str]) -> Call
 
     dispatcher: Any = numba.njit(nogil=True, fastmath=set(liberties))(function)
     with contextlib.suppress(RuntimeError):  # no folder is writable
-        dispatcher._cache = Cache(function)
+        if home() or "NUMBA_CACHE_DIR" in os.environ or os.access(Path(inspect.getfile(function)).parent, os.W_OK):
+            dispatcher._cache = Cache(function)
     return cast("Callable[..., Any]", dispatcher)
+
+
+def home() -> Path | None:
+    """Return the user's home. In a container some have none, and Numba would make a folder called "~"."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from detent.numerics.compiled import another_compiles
+from detent.numerics.compiled import another_compiles, home
 
 _CURVE = "Tuple((int64, float64, float64, float64))"
 
@@ -139,8 +139,10 @@ def _folders(root: Path) -> list[Path]:
     """Return where Numba keeps machine code, or a folder of the user's that can be written where Numba's can."""
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         return [Path(chosen)]
-    own = os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [root / "numerics" / "__pycache__", Path(own) / "detent"]
+    own = os.environ.get("LOCALAPPDATA") or os.environ.get("XDG_CACHE_HOME")
+    if own is None and (user := home()):
+        own = str(user / ".cache")
+    return [root / "numerics" / "__pycache__", *([] if own is None else [Path(own) / "detent"])]
 
 
 def _compile(half: int, alive: IO[str]) -> None:
