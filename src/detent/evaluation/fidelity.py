@@ -492,6 +492,7 @@ def _fidelity(
             for name in dict.fromkeys(output for output, _ in parts)
         },
         agreement=agreement,
+        numbers=[] if agreement is None else [name for name in purpose.numbers if name in measured],
     )
 
 

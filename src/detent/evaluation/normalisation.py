@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities
+from detent.evaluation.row_answers import class_scores, probabilities
+from detent.evaluation.task_agreement import Purpose, detections_of
 from detent.tasks import Task
 
 STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
@@ -168,7 +169,7 @@ class NormalisationTrial:
         if self._samples.purpose.task is Task.DETECT:
             best = detections_of(self._samples.purpose, outputs)[0].scores[:3]
             return np.pad(best.astype(np.float64), (0, 3 - len(best)))
-        return np.asarray(class_scores(outputs, 1)[1][0], np.float64)
+        return np.asarray(class_scores(self._samples.purpose.heads, outputs, 1)[0], np.float64)
 
     def boxes(self, count: int) -> Floats:
         """Return the mean score of the three best boxes of each sample."""

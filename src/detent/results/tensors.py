@@ -72,6 +72,7 @@ class PartCloseness(LabelledRange):
 
 LOSS_UNITS = {
     "classify": "points of accuracy that are expected to be lost",
+    "tag": "points of F1 that are expected to be lost",
     "sequence": "percent of the classes of sequences that are expected to be lost",
     "detect": "points of average precision that are expected to be lost",
     "segment": "points of overlap that are expected to be lost",
@@ -111,7 +112,8 @@ class Fidelity:
     with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
-    the outputs are for. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
+    the outputs are for; `numbers` are outputs of numbers beside its answers. `counted` of the samples were not held
+    out: they took part in the ranges, and in nothing else.
     """
 
     outputs: Mapping[str, Closeness]
@@ -124,6 +126,7 @@ class Fidelity:
     parts: Mapping[str, Sequence[PartCloseness]] = field(default_factory=dict)
     agreement: TaskAgreement | None = None
     counted: int = 0
+    numbers: Sequence[str] = ()
 
 
 def kind_of_samples(fidelity: Fidelity, *, in_sample: bool) -> str:

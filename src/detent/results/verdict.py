@@ -8,7 +8,8 @@ A task that counts right answers is judged by the share of them that is expected
     unclear   anything else: the samples do not tell
 
 Encoders are judged by the ranking of similarities, images by PSNR, other numbers by the SQNR of the worst part of any
-output. The verdict of doubtful data is "unknown" where it would be close or unclear.
+output. A model with several kinds of answers gets the verdict of the worst. The verdict of doubtful data is "unknown"
+where it would be close or unclear.
 
 Beside it stand warnings of what is wrong, and suggestions of what to try.
 """
@@ -46,6 +47,8 @@ UNSURE_SCORE = 0.25  # A score that users do not show
 
 # An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data.
 FAINT = 1e-3
+
+_FROM_BEST: tuple[Level, ...] = ("close", "unclear", "worse", "broken")
 
 TITLES: dict[Level, str] = {
     "close": "Close to float",
@@ -118,14 +121,17 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
 
 
 def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
-    if fidelity.agreement is not None and fidelity.agreement.task != "regress":
-        return _by_task(fidelity.agreement)
-    return _by_noise(fidelity, outputs)
+    if fidelity.agreement is None or fidelity.agreement.task == "regress":
+        return _by_noise(fidelity, outputs)
+    found = _by_task(fidelity.agreement)
+    numbers = {name: outputs[name] for name in fidelity.numbers if name in outputs}
+    beside = _by_noise(fidelity, numbers) if numbers else found
+    return max(found, beside, key=lambda each: _FROM_BEST.index(each[0]))
 
 
 def _counts_order(fidelity: Fidelity) -> bool:
-    """Tell whether only the order of scores counts: their noise is not that of the answers."""
-    return _task(fidelity) in ("classify", "sequence")
+    """Tell whether only the order of scores counts, or their sides: their noise is not that of the answers."""
+    return _task(fidelity) in ("classify", "tag", "sequence")
 
 
 def _task(fidelity: Fidelity) -> str | None:
@@ -146,7 +152,7 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     if found.loss is None or found.interval is None:
         return "unclear", "the float model itself finds nothing in these samples"
     low, high = found.interval
-    if found.task == "detect" and not found.figures.get("confident", 1.0):
+    if found.task in ("detect", "tag") and not found.figures.get("confident", 1.0):
         # What float itself would not show is mostly background noise: keeping it or not says nothing of detections.
         return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if found.samples < LEAST_SAMPLES:
@@ -185,7 +191,7 @@ def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level,
 
 def _noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> list[tuple[float, str]]:
     """Return the SQNR of each part, and of each output without parts."""
-    several = len(outputs) > 1
+    several = len(fidelity.outputs) > 1
     found = []
     for name, close in outputs.items():
         parts = [part for part in fidelity.parts.get(name, ()) if part.peak > 0.0]
@@ -210,12 +216,11 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
     """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    if _counts_order(fidelity):
-        return []
+    judged = fidelity.numbers if _counts_order(fidelity) else fidelity.outputs
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"
         for name, close in fidelity.outputs.items()
-        if name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
+        if name in judged and name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
     ]
 
 
