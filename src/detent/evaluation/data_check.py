@@ -140,7 +140,8 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     elif 2 * different <= count and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        found.append(f"Only {different} different samples: ranges, and this verdict, need 16 or more; 100 are better.")
+        few = "one sample" if count == 1 else f"{different} different samples"
+        found.append(f"Only {few}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))
         if likeness < NOISE_CORRELATION:

@@ -25,6 +25,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,9 @@ def open_dataset(
     if path is not None and labels is not None and label_files.is_pair_file(path):
         return _open_pairs(path, inputs, limit, batch)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
-    source = None if data is None else open_source(data, inputs, preprocess=preprocess, limit=limit, batch=batch)
+    # A figure of labelled data is of all of it, so what cannot be read is not passed over.
+    opened = partial(open_source, preprocess=preprocess, limit=limit, batch=batch, strict=found is not None)
+    source = None if data is None else opened(data, inputs)
     if not isinstance(source, RowSource):
         raise UsageError(
             "Models are compared on the same samples, read once for each model: give a folder, a file, an array or a "
