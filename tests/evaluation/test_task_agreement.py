@@ -90,6 +90,37 @@ def test_the_worst_of_several_answers_counts():
         assert costs.sum() / weights.sum() == pytest.approx(summed.loss)
 
 
+def peaks(*places, side=64, height=0.8):
+    """Return maps [1, n, side, side] that are 0 but for a blob at each place."""
+    rows, columns = np.mgrid[:side, :side]
+    blobs = [np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 8) for y, x in places]
+    return height * np.array([blobs])
+
+
+def test_maps_of_key_points_are_judged_by_their_peaks():
+    """Where nothing is, any map may be the highest: pixels and regions say nothing."""
+    noise = 0.01 * np.random.default_rng(0).standard_normal((1, 3, 64, 64))
+    places = ((10, 10), (30, 40), (50, 20))
+    same = agreed(Task.SEGMENT, peaks(*places), peaks(*places, height=0.6) + noise)
+    assert same.loss == 0.0 and "3 of 3 peaks of the maps stay in place" in same.summary
+    assert same.figures["height_shift"] == pytest.approx(-0.25, abs=0.05)
+    moved = agreed(Task.SEGMENT, peaks(*places), peaks((10, 11), (30, 60), (50, 20)))
+    assert moved.loss == pytest.approx(1 / 3)
+    classes = np.random.default_rng(1).standard_normal((1, 3, 64, 64))
+    assert "pixels keep their class" in agreed(Task.SEGMENT, classes, classes).summary
+
+
+def test_numbers_are_compared_with_how_much_they_differ():
+    """An answer of 40 to everyone is off by little of 40 +- 4, and by all of how much people differ."""
+    ages = 40.0 + 4.0 * np.array([[-1.0], [1.0], [-1.0], [1.0]])
+    always = agreed(Task.REGRESS, ages, np.full_like(ages, 40.0))
+    assert always.figures["relative_error"] == pytest.approx(0.1, abs=0.01)
+    assert always.figures["error_of_spread"] == pytest.approx(1.0)
+    assert agreed(Task.REGRESS, ages, ages + 0.4).figures["error_of_spread"] == pytest.approx(0.1)
+    assert agreed(Task.REGRESS, np.full_like(ages, 40.0), ages).figures["still"] == 1.0
+    assert "error_of_spread" not in agreed(Task.REGRESS, ages[:3], ages[:3]).figures
+
+
 def steps(text, classes=5, sure=0.9):
     """Return the scores of one sequence: a row of shares for each class in `text`, [1, steps, classes]."""
     return np.array([[[sure if at == each else (1 - sure) / (classes - 1) for at in range(classes)] for each in text]])

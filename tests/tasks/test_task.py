@@ -84,7 +84,7 @@ def test_every_answer_of_a_model_is_known_by_its_end() -> None:
     graph = as_ir(heads_model()).graph
     shapes = {"age": (1, 1), "kind": (1, 3), "f": (1, 3), "tags": (1, 5), "box": (1, 4)}
     assert recognise_task(graph, {}, shapes)[0] is Task.CLASSIFY
-    known = {"age": "number", "kind": "classes", "tags": "tags", "box": "number"}
+    known = {"age": "number", "kind": "classes", "tags": "tags", "box": "number"}  # and features, which are no answer
     assert answer_heads(Task.CLASSIFY, graph, shapes) == known
     assert answer_heads(Task.TAG, graph, shapes) == known
     assert answer_heads(Task.EMBED, graph, shapes) == {}

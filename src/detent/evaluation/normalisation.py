@@ -233,6 +233,7 @@ class Rivals:
         # Each rival costs inferences of the float model, so only those that the data has not ruled out are run.
         near = SMALL if self.given in SMALL else NORMALISATIONS
         ways = [way for way in (near if self.tells else NORMALISATIONS) if way is not self.given]
+        ways = [way for way in ways if self.coloured or len(way.shift) == 1]  # grey has one mean
         return [NormalisationTrial(way, self.given, self.samples) for way in ways]
 
     @cached_property
@@ -297,11 +298,15 @@ class Rivals:
         agreed = ((one, other) for one in voting for other in voting if one is not other)
         return [one for one, other in agreed if (one.classes(count) == other.classes(count)).mean() >= ALLIED]
 
+    @cached_property
+    def coloured(self) -> bool:
+        """Whether images have three channels."""
+        return bool(self.samples.row(0)[self.samples.name].shape[self.samples.axis] == 3)
+
     def _sharper(self) -> tuple[Normalisation, str] | None:
-        coloured = self.samples.row(0)[self.samples.name].shape[self.samples.axis] == 3
         swapped = (
             [NormalisationTrial(self.given.swapped, self.given, self.samples)]
-            if coloured and self.given in SMALL
+            if self.coloured and self.given in SMALL
             else []
         )
         rivals = [*self.others, *swapped]

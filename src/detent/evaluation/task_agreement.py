@@ -8,10 +8,12 @@
     detect     the float model's detections (score above LEAST_SCORE, or the best few if there are none) that the
                quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
                counts as much as the two overlap; detections that float does not have count half.
-    segment    pixels of the same class, with the same expected loss
+    segment    pixels of the same class, and the overlap of regions. In maps of few peaks, such as those of key points,
+               most pixels have no class: there the peaks count that stay where they are
     embed      the cosine of each vector, and the rank correlation of all similarities between two samples
     image      the PSNR, against the span of the float image
-    regress    the error relative to the signal (the figures of parts say more)
+    regress    the error relative to the signal, and to how much the numbers differ between samples: those who answer
+               30 to everything are right about the age of most people (the figures of parts say more)
 
 Losses are fractions, 0 for the same answers. Their interval is that of a bootstrap over samples; of few samples with no
 change at all, the upper end is Wilson's for the share of changes times what a change usually costs.
@@ -43,6 +45,7 @@ from detent.evaluation.row_answers import (
 )
 from detent.results.paired import in_percent, interval_text
 from detent.results.tensors import TaskAgreement
+from detent.results.verdict import LEAST_SAMPLES
 from detent.tasks import (
     Task,
     answer_heads,
@@ -61,6 +64,13 @@ STILL_THERE = 0.15
 
 BEST = 20  # detections that are compared if none is above it
 LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a blank
+
+# Maps of peaks: at most this share of pixels is above half of the highest, and the median below this share of it. A
+# peak counts from this share of the highest on, and may move by this share of the larger side.
+MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.03, 0.2, 0.25, 0.02
+
+FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
+STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
 
 VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 
@@ -92,6 +102,11 @@ class Purpose:
     def numbers(self) -> list[str]:
         """Return the outputs that hold a number beside the classes or tags, such as an age."""
         return [name for name, kind in self.heads.items() if kind == "number"]
+
+    def is_beside(self, output: str) -> bool:
+        """Tell whether an output is not read as the answer, such as the features that it is computed from."""
+        known = bool(self.heads) and output not in self.passed_on
+        return known and self.heads.get(output, "number") == "number"
 
     def answers(self, outputs: Outputs) -> Outputs:
         """Return the outputs that are answers."""
@@ -142,7 +157,7 @@ def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Flo
     if purpose.task is Task.SEQUENCE:
         return rows["loss"], rows["length"]
     if purpose.task is Task.SEGMENT:
-        return (1.0 - rows["iou"]) / 2, np.ones(len(answers))
+        return rows["cost"], np.ones(len(answers))
     return row_answers.paired_costs(rows)
 
 
@@ -245,16 +260,49 @@ def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
     first, second = expected[name], found[name]
     if first.dtype.kind != "f":
         same = (first == second).reshape(samples, -1).mean(1)
-        return [SampleAnswer({"same": float(each), "loss": 1.0 - float(each), "iou": float(each)}) for each in same]
+        return [SampleAnswer(_of_pixels(float(each), 1.0 - float(each), float(each))) for each in same]
     axis = 1 if first.ndim == 3 else _class_axis(first.shape)
     one, other = (np.moveaxis(each[:, None] if first.ndim == 3 else each, axis, -1) for each in (first, second))
     answers = []
     for at in range(samples):
         x, y = one[at].astype(np.float64), np.nan_to_num(other[at].astype(np.float64), nan=-np.inf)
         same, cost = compare_classes(x, y)
-        numbers = {"same": float(same.mean()), "loss": float(cost.mean()), "iou": _class_overlap(x, y)}
-        answers.append(SampleAnswer(numbers))
+        numbers = _of_pixels(float(same.mean()), float(cost.mean()), _class_overlap(x, y))
+        answers.append(SampleAnswer(numbers | (_of_peaks(x, y) if _has_peaks(x) else {})))
     return answers
+
+
+def _of_pixels(same: float, loss: float, iou: float) -> Row:
+    # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
+    return {"same": same, "loss": loss, "iou": iou, "cost": (1.0 - iou) / 2, "peaks": 0.0, "kept": 0.0, "height": 0.0}
+
+
+def _has_peaks(maps: Floats) -> bool:
+    """Tell whether maps are nothing but for a few places, as those of key points are: [height, width, maps]."""
+    top = maps.max(-1)
+    peak = float(top.max())
+    few = float((top > peak / 2).mean()) < MOST_PEAKED
+    return maps.shape[-1] > 1 and few and float(np.median(top)) < BACKGROUND * peak
+
+
+def _of_peaks(first: Floats, second: Floats) -> Row:
+    """Compare the highest places of maps: a peak stays if it moves little and keeps half of its height."""
+    reach = max(2.0, NEAR * max(first.shape[:2]))
+    heights, places = _highest(first)
+    others, moved = _highest(second)
+    shown = heights >= LEAST_PEAK * heights.max()
+    near = np.hypot(*(places - moved)) <= reach
+    kept = shown & near & (others >= heights / 2)
+    lost = 1.0 - float(kept.sum() / shown.sum())
+    rise = float((others[kept] / heights[kept] - 1.0).sum())
+    return {"cost": lost, "peaks": float(shown.sum()), "kept": float(kept.sum()), "height": rise}
+
+
+def _highest(maps: Floats) -> tuple[Floats, Floats]:
+    """Return the largest value of each map, and its row and column."""
+    flat = maps.reshape(-1, maps.shape[-1])
+    at = flat.argmax(0)
+    return flat.max(0), np.array(np.divmod(at, maps.shape[1]), np.float64)
 
 
 def _class_axis(shape: Sequence[int]) -> int:
@@ -278,8 +326,12 @@ def _class_overlap(first: Floats, second: Floats) -> float:
 
 
 def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
-    # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
-    loss, interval = bootstrap((1.0 - rows["iou"]) / 2)
+    loss, interval = bootstrap(rows["cost"])
+    if rows["peaks"].all():
+        peaks, kept, height = (float(rows[name].sum()) for name in ("peaks", "kept", "height"))
+        rise = height / kept if kept else 0.0
+        text = f"{kept:.0f} of {peaks:.0f} peaks of the maps stay in place, heights move by {100 * rise:+.0f} %"
+        return loss, interval, {"kept_peaks": kept / peaks, "peaks": peaks, "height_shift": rise}, text
     same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
     text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
     figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}
@@ -446,14 +498,32 @@ def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
             signal += float(np.square(x, dtype=np.float64).sum())
             noise += float(np.square(x.astype(np.float64) - y).sum())
         error = math.sqrt(noise / signal) if signal else float(noise > 0)
-        answers.append(SampleAnswer({"error": error if math.isfinite(error) else 1e9}))
+        rows_of = [
+            (array[at], found[name][at]) if rows[name] else (array, found[name]) for name, array in arrays.items()
+        ]
+        few = sum(x.size for x, _ in rows_of) <= FEW_NUMBERS
+        both = tuple(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*rows_of, strict=True))
+        numbers = {"error": error if math.isfinite(error) else 1e9}
+        answers.append(SampleAnswer(numbers, (both[0], both[1]) if few else None))
     return answers
 
 
-def _regressed(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
+def _regressed(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     mean, worst = float(rows["error"].mean()), float(rows["error"].max())
     text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
-    return None, None, {"relative_error": mean, "worst_relative_error": worst}, text
+    figures = {"relative_error": mean, "worst_relative_error": worst}
+    pairs = [answer.vectors for answer in answers if answer.vectors is not None]
+    if len(pairs) < len(answers) or len(pairs) < LEAST_SAMPLES:
+        return None, None, figures, text
+    one, other = (np.array([pair[at] for pair in pairs], np.float64) for at in (0, 1))
+    spread = one.std(0)
+    moving = spread > STILL * np.abs(one).max(0)
+    if not moving.any():
+        return None, None, figures | {"still": 1.0}, f"{text}; the float model gives all samples the same numbers"
+    ratio = float(np.median(np.square(one - other).mean(0)[moving] / np.square(spread[moving])))
+    figures["error_of_spread"] = math.sqrt(ratio) if math.isfinite(ratio) else 1e9
+    text += f"; it is {100 * figures['error_of_spread']:.2g} % of how much the numbers differ between samples"
+    return None, None, figures, text
 
 
 # How the answers of a task are compared, and how all of them are summed up.

@@ -22,6 +22,7 @@ from detent.prepare.replaced_operators import (
     SetHardSigmoidSlope,
     SplitGlobalPool,
     SplitToSlice,
+    SumToAdd,
 )
 from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
@@ -46,6 +47,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
     TakeApart,
     EinsumToMatMul,
+    SumToAdd,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -88,6 +90,7 @@ def default_passes(
         *([FixBatch()] if fix_batch else []),
         TakeApart(),
         EinsumToMatMul(),
+        SumToAdd(),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),

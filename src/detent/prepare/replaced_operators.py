@@ -17,6 +17,8 @@ the two parts has to stay within that.
 
 EinsumToMatMul: an Einsum of two operands that sums over one letter is a MatMul of transposed operands.
 
+SumToAdd: Sum of n values is n - 1 Add, each broadcast as Sum is.
+
 HardSwishToHardSigmoid: for devices that have HardSigmoid alone, x * HardSigmoid(x), with slope 1/6.
 
 SetHardSigmoidSlope: clip(a x + b, 0, 1) is clip(x'/6 + 1/2, 0, 1) of x' = 6 a x + 6 b - 3, so that a HardSigmoid of any
@@ -292,6 +294,35 @@ class EinsumToMatMul(OperatorPass):
         turned.outputs[0].type = value.type
         model.graph.insert_before(node, turned)
         return turned.outputs[0]
+
+
+class SumToAdd(OperatorPass):
+    """Replace Sum of several values by Add, from the left to the right: few devices have Sum, and all have Add.
+
+    Cases:
+    - two values become one Add of the same name, more of them a chain;
+    - declined: a single value, which is the sum.
+    """
+
+    operators = ("Sum",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        total, *others = node.inputs
+        if not others:
+            return "it has one input"
+        result, made = node.outputs[0], []
+        for at, term in enumerate(others, 1):
+            last = at == len(others)
+            made.append(ir.node("Add", [total, term], name=node.name if last else self.fresh(model, node, f"add_{at}")))
+            total = made[-1].outputs[0]
+            if not last:
+                total.name, total.type = self.fresh(model, node, f"sum_{at}"), result.type
+        model.graph.insert_before(node, made)
+        values.take_over(result, made[-1].outputs[0])
+        model.graph.remove(node, safe=True)
+        self.replaced(node, *made)
+        self.changed(made[-1], f"Sum of {len(others) + 1} values became Add")
+        return None
 
 
 class HardSwishToHardSigmoid(OperatorPass):

@@ -112,8 +112,8 @@ class Fidelity:
     with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
-    the outputs are for; `numbers` are outputs of numbers beside its answers. `counted` of the samples were not held
-    out: they took part in the ranges, and in nothing else.
+    the outputs are for; `beside` are other outputs than its answers, `numbers` those of them that are a number for each
+    sample. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
     """
 
     outputs: Mapping[str, Closeness]
@@ -126,6 +126,7 @@ class Fidelity:
     parts: Mapping[str, Sequence[PartCloseness]] = field(default_factory=dict)
     agreement: TaskAgreement | None = None
     counted: int = 0
+    beside: Sequence[str] = ()
     numbers: Sequence[str] = ()
 
 

@@ -101,8 +101,8 @@ def are_tags(value: ir.Value) -> bool:
 def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKind]:
     """Return what each output is that has a row of scores, or one number, for each sample.
 
-    Rows whose ending does not tell are scores of classes if no other row is: a layer of weights computes them, and
-    nothing else uses them. Features that are given out beside the scores are no answer.
+    Rows whose ending does not tell are scores of classes if no other row is, and else numbers, such as places: a layer
+    of weights computes them, and nothing else uses them. Features that are given out beside them are no answer.
     """
     found: dict[str, HeadKind] = {}
     for value in graph.outputs:
@@ -116,12 +116,11 @@ def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKi
             found[str(value.name)] = "tags"
         elif are_scores(value) or not sizes:
             found[str(value.name)] = "classes"
-    if any(kind != "number" for kind in found.values()):
-        return found
     rows = [value for value in graph.outputs if _is_row(shapes.get(str(value.name), ())) and _is_float(value)]
     rows = [value for value in rows if str(value.name) not in found and not is_embedding(value)]
-    heads = [value for value in rows if _is_weighted_sum(value)] or rows[:1]
-    return {**found, **{str(value.name): "classes" for value in heads}}
+    certain = any(kind != "number" for kind in found.values())
+    heads = [value for value in rows if _is_weighted_sum(value)] or ([] if certain else rows[:1])
+    return {**found, **{str(value.name): "number" if certain else "classes" for value in heads}}
 
 
 def _is_called(value: ir.Value, words: Sequence[str]) -> bool:
