@@ -90,6 +90,17 @@ def test_the_worst_of_several_answers_counts():
         assert costs.sum() / weights.sum() == pytest.approx(summed.loss)
 
 
+@pytest.mark.parametrize("shape", [(2, 16, 24), (3, 24, 16), (5, 20, 20)])
+def test_maps_are_read_whichever_way_their_channels_lie(shape):
+    """Non-square maps with channels last, too: else their rows would be taken for classes."""
+    first, second = np.random.default_rng(2).standard_normal((2, 1, *shape))
+    planes, lasts = (
+        agreed(Task.SEGMENT, first, second),
+        agreed(Task.SEGMENT, *(each.transpose(0, 2, 3, 1) for each in (first, second))),
+    )
+    assert planes.figures == pytest.approx(lasts.figures)
+
+
 def peaks(*places, side=64, height=0.8):
     """Return maps [1, n, side, side] that are 0 but for a blob at each place."""
     rows, columns = np.mgrid[:side, :side]

@@ -36,7 +36,7 @@ from detent.observe.preprocess import DeclaredImages
 from detent.observe.samples import Array, Sample
 from detent.results.paired import Floats
 from detent.results.task_scores import TaskFigure, TaskScores
-from detent.tasks import Task, shapes_text
+from detent.tasks import Task, channels_and_sides, shapes_text
 from detent.tasks.detection import (
     RECALLS,
     THRESHOLDS,
@@ -422,7 +422,9 @@ class SegmentationMeasure:
 
 def _class_maps(outputs: Mapping[str, Array], origin: str) -> tuple[npt.NDArray[np.int64], int]:
     """Return the class of each pixel of each image, and how many classes there are; 0 if the outputs do not say."""
-    for array in outputs.values():
+    for given in outputs.values():
+        last = given.ndim == 4 and channels_and_sides(given.shape) == (given.shape[3], given.shape[1:3])
+        array = np.moveaxis(given, 3, 1) if last and given.shape[1] > 1 else given
         if array.ndim == 4 and array.shape[1] == 1 and array.dtype.kind == "f":
             share = array[:, 0].min(initial=0.0) >= 0.0 and array[:, 0].max(initial=0.0) <= 1.0
             return (array[:, 0] > (0.5 if share else 0.0)).astype(np.int64), 2

@@ -18,6 +18,7 @@ from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttrib
 from detent.prepare.replaced_operators import (
     EinsumToMatMul,
     GatherToSlice,
+    MergeClips,
     ReduceMeanToPool,
     SetHardSigmoidSlope,
     SplitGlobalPool,
@@ -48,6 +49,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
     TakeApart,
     EinsumToMatMul,
     SumToAdd,
+    MergeClips,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -94,6 +96,7 @@ def default_passes(
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),
+        MergeClips(),
         FuseInstanceNorm(),
         FuseLayerNorm(),
         FuseL2Norm(),

@@ -84,6 +84,7 @@ _METADATA_WORDS = {
 }
 BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
 _FEW_CLASSES = 32  # Vectors of words are longer
+FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
 _COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
 
 
@@ -304,8 +305,11 @@ def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text:
 def channels_and_sides(shape: Sequence[int | None]) -> tuple[int | None, tuple[int | None, int | None]]:
     """Return the channels, and height and width, of a map in either layout; channels are fewer than pixels."""
     first, second, third = shape[1:4]
-    last = third is not None and second is not None and third < second and (first is None or first > third)
-    return (third, (first, second)) if last and first == second else (first, (second, third))
+    if first is None or second is None or third is None or third >= min(first, second):
+        return first, (second, third)
+    # A map need not be square, but a side that is far smaller than the two others is none.
+    last = first == second or FEWER_CHANNELS * third <= min(first, second)
+    return (third, (first, second)) if last else (first, (second, third))
 
 
 def _is_multiple(side: int | None, of: int) -> bool:
