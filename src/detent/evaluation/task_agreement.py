@@ -9,7 +9,7 @@
                quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
                counts as much as the two overlap; detections that float does not have count half.
     segment    pixels of the same class, and the overlap of regions. In maps of few peaks, such as those of key points,
-               most pixels have no class: there the peaks count that stay where they are
+               most pixels have no class: there the peaks count that stay in place, by their height
     embed      the cosine of each vector, and the rank correlation of all similarities between two samples
     image      the PSNR, against the span of the float image
     regress    the error relative to the signal, and to how much the numbers differ between samples: those who answer
@@ -67,7 +67,7 @@ LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a bl
 
 # Maps of peaks: at most this share of pixels is above half of the highest, and the median below this share of it. A
 # peak counts from this share of the highest on, and may move by this share of the larger side.
-MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.03, 0.2, 0.25, 0.02
+MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.1, 0.1, 0.25, 0.02
 
 FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
 STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
@@ -157,6 +157,8 @@ def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Flo
     if purpose.task is Task.SEQUENCE:
         return rows["loss"], rows["length"]
     if purpose.task is Task.SEGMENT:
+        if _are_of_peaks(rows):
+            return rows["lost_height"], rows["height"]
         return rows["cost"], np.ones(len(answers))
     return row_answers.paired_costs(rows)
 
@@ -274,7 +276,8 @@ def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
 
 def _of_pixels(same: float, loss: float, iou: float) -> Row:
     # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
-    return {"same": same, "loss": loss, "iou": iou, "cost": (1.0 - iou) / 2, "peaks": 0.0, "kept": 0.0, "height": 0.0}
+    peaks = dict.fromkeys(("peaks", "kept", "rise", "lost_height", "height"), 0.0)
+    return {"same": same, "loss": loss, "iou": iou, "cost": (1.0 - iou) / 2, **peaks}
 
 
 def _has_peaks(maps: Floats) -> bool:
@@ -293,9 +296,13 @@ def _of_peaks(first: Floats, second: Floats) -> Row:
     shown = heights >= LEAST_PEAK * heights.max()
     near = np.hypot(*(places - moved)) <= reach
     kept = shown & near & (others >= heights / 2)
-    lost = 1.0 - float(kept.sum() / shown.sum())
-    rise = float((others[kept] / heights[kept] - 1.0).sum())
-    return {"cost": lost, "peaks": float(shown.sum()), "kept": float(kept.sum()), "height": rise}
+    return {
+        "peaks": float(shown.sum()),
+        "kept": float(kept.sum()),
+        "rise": float((others[kept] / heights[kept] - 1.0).sum()),
+        "lost_height": float(heights[shown & ~kept].sum()),
+        "height": float(heights[shown].sum()),
+    }
 
 
 def _highest(maps: Floats) -> tuple[Floats, Floats]:
@@ -325,13 +332,19 @@ def _class_overlap(first: Floats, second: Floats) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
+def _are_of_peaks(rows: Rows) -> bool:
+    """Tell whether most samples have maps of peaks; in some there may be nothing to see."""
+    return float((rows["peaks"] > 0).mean()) > 0.5
+
+
 def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
-    loss, interval = bootstrap(rows["cost"])
-    if rows["peaks"].all():
-        peaks, kept, height = (float(rows[name].sum()) for name in ("peaks", "kept", "height"))
-        rise = height / kept if kept else 0.0
+    if _are_of_peaks(rows):
+        loss, interval = bootstrap(rows["lost_height"], rows["height"])
+        peaks, kept, risen = (float(rows[name].sum()) for name in ("peaks", "kept", "rise"))
+        rise = risen / kept if kept else 0.0
         text = f"{kept:.0f} of {peaks:.0f} peaks of the maps stay in place, heights move by {100 * rise:+.0f} %"
         return loss, interval, {"kept_peaks": kept / peaks, "peaks": peaks, "height_shift": rise}, text
+    loss, interval = bootstrap(rows["cost"])
     same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
     text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
     figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}

@@ -75,7 +75,7 @@ LOSS_UNITS = {
     "tag": "points of F1 that are expected to be lost",
     "sequence": "percent of the classes of sequences that are expected to be lost",
     "detect": "points of average precision that are expected to be lost",
-    "segment": "points of overlap that are expected to be lost",
+    "segment": "points of overlap, or percent of peaks, that are expected to be lost",
     "embed": "percent of the ranking of similarities that is lost",
 }
 
@@ -132,12 +132,13 @@ class Fidelity:
 
 def kind_of_samples(fidelity: Fidelity, *, in_sample: bool) -> str:
     """Say what the samples are that a model was measured on."""
+    samples = "sample" if fidelity.samples == 1 else "samples"
     if in_sample:
-        return f"{fidelity.samples} calibration samples"
+        return f"{fidelity.samples} calibration {samples}"
     if fidelity.counted:
         held_out = fidelity.samples - fidelity.counted
         return f"{fidelity.samples} samples ({held_out} held out, {fidelity.counted} that only gave ranges)"
-    return f"{fidelity.samples} held-out samples"
+    return f"{fidelity.samples} held-out {samples}"
 
 
 def in_integers(emulated: DeviceRounding | None) -> str:
