@@ -28,6 +28,7 @@ from detent.prepare.replaced_operators import (
 from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from detent.prepare.take_apart import TakeApart
+from detent.prepare.transposes import CancelTransposes
 
 __all__ = [
     "LEAVABLE",
@@ -49,6 +50,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
     TakeApart,
     EinsumToMatMul,
     SumToAdd,
+    CancelTransposes,
     MergeClips,
     FuseLayerNorm,
     FuseInstanceNorm,
@@ -96,6 +98,7 @@ def default_passes(
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),
+        CancelTransposes(),
         MergeClips(),
         FuseInstanceNorm(),
         FuseLayerNorm(),
