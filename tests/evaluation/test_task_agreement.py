@@ -130,6 +130,9 @@ def test_numbers_are_compared_with_how_much_they_differ():
     assert agreed(Task.REGRESS, ages, ages + 0.4).figures["error_of_spread"] == pytest.approx(0.1)
     assert agreed(Task.REGRESS, np.full_like(ages, 40.0), ages).figures["still"] == 1.0
     assert "error_of_spread" not in agreed(Task.REGRESS, ages[:3], ages[:3]).figures
+    lengths = [compare_answers(Purpose(Task.REGRESS, ""), *({"y": np.ones((1, n))},) * 2, 1) for n in (3, 4, 3, 4)]
+    summed = summarize_answers(Purpose(Task.REGRESS, ""), [answer for each in lengths for answer in each])
+    assert "error_of_spread" not in summed.figures and summed.samples == 4
 
 
 def steps(text, classes=5, sure=0.9):

@@ -526,7 +526,9 @@ def _regressed(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
     figures = {"relative_error": mean, "worst_relative_error": worst}
     pairs = [answer.vectors for answer in answers if answer.vectors is not None]
-    if len(pairs) < len(answers) or len(pairs) < LEAST_SAMPLES:
+    # Samples of different lengths have no numbers in common.
+    alike = len(pairs) == len(answers) and len({one.shape for one, _ in pairs}) == 1
+    if not alike or len(pairs) < LEAST_SAMPLES:
         return None, None, figures, text
     one, other = (np.array([pair[at] for pair in pairs], np.float64) for at in (0, 1))
     spread = one.std(0)
