@@ -166,7 +166,10 @@ def test_broken_image_names_the_file(fails, quantize, tmp_path):
     for file in good:
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "zz_last.png").write_bytes(good[0].read_bytes()[:60])
-    fails(DATA, "zz_last.png", arguments=quantize(MODEL, folder, "--preprocess", PREPROCESS))
+    fails(DATA, "zz_last.png", arguments=quantize(MODEL, folder, "--preprocess", PREPROCESS, "--strict"))
+    for file in good[1:]:
+        (folder / file.name).write_bytes(b"")
+    fails(DATA, "5 of 6 images", "zz_last.png", arguments=quantize(MODEL, folder, "--preprocess", PREPROCESS))
 
 
 def folder_of(tmp_path, arrays):

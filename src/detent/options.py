@@ -404,7 +404,7 @@ class TaskOptions(TypedDict, total=False):
     """What the model is for."""
 
     task: Annotated[
-        Literal["classify", "sequence", "detect", "segment", "embed", "regress", "image"] | None,
+        Literal["classify", "tag", "sequence", "detect", "segment", "embed", "regress", "image"] | None,
         Flag("The model's task, by which the result is judged. Default: detected."),
     ]
 
@@ -590,7 +590,8 @@ class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOpti
     task: Annotated[
         str | None,
         data_flag(
-            "classify, sequence, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK"
+            "classify, tag, sequence, detect, segment, embed, regress or image. Default: from the labels.",
+            metavar="TASK",
         ),
     ]
     emulate: Annotated[

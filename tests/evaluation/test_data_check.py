@@ -97,6 +97,7 @@ def test_good_data_has_no_findings():
         ([photographs(1)[0] + 1e-4 * at for at in range(16)], "All 16 samples are the same, or nearly"),
         (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
         (photographs(4), "Only 4 different samples"),
+        (photographs(1), "Only one sample: ranges"),
         ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of 16 samples are constant"),
         ([IMAGENET.apply(np.zeros((1, 3, SIDE, SIDE)), 1)] * 16, "16 of 16 samples are constant"),
         ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),

@@ -282,7 +282,7 @@ def test_labels_in_a_file_elsewhere(tmp_path):
 def test_an_image_that_is_none(tmp_path):
     data = folder_of_images(tmp_path, ["a.png", "b.png"])
     (data / "b.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"b.png: this image cannot be read \(the file is empty\)"):
+    with pytest.raises(DataError, match=r"1 of 2 images .*: b.png. The first: the file is empty"):
         Evaluator(image_model(), data).evaluate(image_model())
 
 

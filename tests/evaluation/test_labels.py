@@ -5,6 +5,7 @@ import pytest
 
 from detent.errors import DataError
 from detent.evaluation.dataset import Labels, class_folders, find_labels, read_label_file
+from detent.tasks.labels import TagLabels
 
 
 def make(folder, *names):
@@ -105,7 +106,7 @@ def test_labels_in_order(tmp_path):
         ("file,label\na.jpg,seven\n", "line 2: the label 'seven' is not a whole number"),
         ("a.jpg,seven\nb.jpg,8\n", "line 1: expected the header file,label"),
         ("a.jpg,1\nb.jpg\n", "line 2: expected file,label, found 'b.jpg'"),
-        ("a.jpg,1\n\na.jpg,2\n", "line 3: 'a.jpg' has a label already, 1"),
+        ("a.jpg,1\n\na.jpg,2\n", "line 3: 'a.jpg' has a label already"),
         ("name,number\na.jpg,1\n", "line 1: expected the header"),
         ("1\n2.5\n", "line 2: the label '2.5'"),
     ],
@@ -155,3 +156,32 @@ def test_labels_that_no_number_can_be_and_cells_without_an_end(tmp_path, row):
     (tmp_path / "labels.csv").write_text(f"file,label\n{row}\n")
     with pytest.raises(DataError, match="labels.csv, line 2"):
         read_label_file(tmp_path / "labels.csv", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("file,labels\na.png,0 2\nb.png,\nc.png,1\n", None),
+        ("image,tags\nimages/a.png,0|2\nimages/b.png,\nimages/c.png,1\n", None),
+        ('file,label\na.png,"0,2"\nb.png,\nc.png,1\n', None),
+        ("file,sun,sea,cat\na.png,1,0,1\nb.png,0,0,0\nc.png,0,1,0\n", 3),
+    ],
+)
+def test_several_labels_of_a_sample_are_tags(tmp_path, text, columns):
+    make(tmp_path / "images", "a.png", "b.png", "c.png")
+    (tmp_path / "labels.csv").write_text(text)
+    found = find_labels(tmp_path).labels
+    assert isinstance(found, TagLabels)
+    assert (dict(found.tags), found.columns) == ({"a.png": [0, 2], "b.png": [], "c.png": [1]}, columns)
+    table = found.assign(["a.png", "b.png", "c.png"], "here").truths(["c.png", "a.png"], 3)
+    assert table.tolist() == [[False, True, False], [True, False, True]]
+    with pytest.raises(DataError, match="2 tags|tag 2"):
+        found.truths(["a.png"], 2)
+    with pytest.raises(DataError, match=r"d\.png"):
+        found.assign(["a.png", "b.png", "c.png", "d.png"], "here")
+
+
+def test_a_sample_of_no_class_is_not_one_of_no_tags(tmp_path):
+    (tmp_path / "labels.csv").write_text("file,label\na.png,3\nb.png,\n")
+    with pytest.raises(DataError, match=r"'b\.png' has no label"):
+        find_labels(tmp_path)

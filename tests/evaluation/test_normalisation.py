@@ -147,3 +147,19 @@ def test_other_ways_are_tried_on_few_samples():
     assert rivals.best() is None
     assert [each.way for each in rivals.others] == [UNIT, SIGNED]
     assert len(asked_for) == 3 * 6
+
+
+def test_grey_images_are_not_advised_what_is_for_colours():
+    """A mean for each of three channels, and their order, say nothing of one channel."""
+    grey = [{"x": UNIT.apply(image[:, :1], 1)} for image in photographs(32)]
+    samples = ImageSamples(
+        CLASSIFY, grey.__getitem__, 32, "x", 1, trained_on_grey, lambda at: trained_on_grey(grey[at])
+    )
+    rivals = Rivals(samples, UNIT, [trained_on_grey(each) for each in grey[:8]])
+    assert {trial.way.name for trial in rivals.others} <= {SIGNED.name, RAW.name}
+    assert not rivals.coloured
+
+
+def trained_on_grey(feeds):
+    """The same answer to everything, so that all ways are tried."""
+    return {"logits": np.eye(1, CLASSES)}

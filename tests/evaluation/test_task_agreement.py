@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.evaluation.row_answers import bootstrap, probabilities
 from detent.evaluation.task_agreement import (
     Purpose,
-    bootstrap,
     compare_answers,
     edit_distance,
-    probabilities,
+    paired_costs,
     spearman,
     summarize_answers,
 )
@@ -50,6 +50,89 @@ def test_more_samples_tell_more():
     rng = np.random.default_rng(0)
     few, many = rng.standard_normal((8, 10)) * 4, rng.standard_normal((200, 10)) * 4
     assert agreed(Task.CLASSIFY, few, few).interval[1] > 0.03 > agreed(Task.CLASSIFY, many, many).interval[1]
+
+
+def test_a_tag_costs_what_float_was_sure_of():
+    """A lost tag of 0.9 costs 0.8 and a new one of 0.2 half of 0.6, of tags that weigh 0.9 + 0.8 + 0.6."""
+    expected = np.array([[0.9, 0.8, 0.1], [0.6, 0.2, 0.1]])
+    found = np.array([[0.4, 0.7, 0.1], [0.55, 0.7, 0.1]])
+    tags = agreed(Task.TAG, expected, found)
+    assert tags.loss == pytest.approx((0.8 + 0.3) / 2.3)
+    assert tags.figures == pytest.approx({"kept": 2 / 3, "new": 1 / 3, "score_shift": -0.65 / 3, "confident": 1.0})
+    assert "2 of 3 tags above 0.5 are kept, 1 are new" in tags.summary
+    logits = agreed(Task.TAG, *(np.log(each / (1 - each)) for each in (expected, found)))
+    assert (logits.loss, logits.figures) == (pytest.approx(tags.loss), pytest.approx(tags.figures))
+    assert agreed(Task.TAG, expected, expected - 0.05).loss == 0.0
+
+
+def test_without_any_tag_the_best_are_compared():
+    """The third of the best three moves from 0.1 to 0.05, of 0.4 + 0.2 + 0.1."""
+    faint = agreed(Task.TAG, np.array([[0.4, 0.2, 0.1, 0.05]]), np.array([[0.4, 0.2, 0.1, 0.15]]))
+    assert faint.loss == pytest.approx(0.05 / 0.7)
+    assert faint.figures["confident"] == 0.0
+    assert "2 of 3 of the 3 best tags" in faint.summary
+
+
+def test_the_worst_of_several_answers_counts():
+    expected = {"kind": np.array([[0.9, 0.1], [0.2, 0.8]]), "tags": np.array([[0.9, 0.1], [0.8, 0.1]])}
+    heads = {"kind": "classes", "age": "number", "tags": "tags"}
+    ages = np.array([[30.0], [40.0]])
+    for broken, at in (("kind", 0), ("tags", 1)):
+        found = dict(expected)
+        found[broken] = expected[broken].copy()
+        found[broken][0] = expected[broken][0][::-1]
+        purpose = Purpose(Task.CLASSIFY, "by test", heads=heads)
+        answers = compare_answers(purpose, {"age": ages, **expected}, {"age": ages, **found}, 2)
+        summed = summarize_answers(purpose, answers)
+        assert summed.summary.startswith(f"'{broken}' keeps least of 2 answers")
+        assert summed.loss == pytest.approx([0.8 / 2, (0.8 + 0.4) / 1.7][at])
+        costs, weights = paired_costs(purpose, answers)
+        assert costs.sum() / weights.sum() == pytest.approx(summed.loss)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 24), (3, 24, 16), (5, 20, 20)])
+def test_maps_are_read_whichever_way_their_channels_lie(shape):
+    """Non-square maps with channels last, too: else their rows would be taken for classes."""
+    first, second = np.random.default_rng(2).standard_normal((2, 1, *shape))
+    planes, lasts = (
+        agreed(Task.SEGMENT, first, second),
+        agreed(Task.SEGMENT, *(each.transpose(0, 2, 3, 1) for each in (first, second))),
+    )
+    assert planes.figures == pytest.approx(lasts.figures)
+
+
+def peaks(*places, side=64, height=0.8):
+    """Return maps [1, n, side, side] that are 0 but for a blob at each place."""
+    rows, columns = np.mgrid[:side, :side]
+    blobs = [np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 8) for y, x in places]
+    return height * np.array([blobs])
+
+
+def test_maps_of_key_points_are_judged_by_their_peaks():
+    """Where nothing is, any map may be the highest: pixels and regions say nothing."""
+    noise = 0.01 * np.random.default_rng(0).standard_normal((1, 3, 64, 64))
+    places = ((10, 10), (30, 40), (50, 20))
+    same = agreed(Task.SEGMENT, peaks(*places), peaks(*places, height=0.6) + noise)
+    assert same.loss == 0.0 and "3 of 3 peaks of the maps stay in place" in same.summary
+    assert same.figures["height_shift"] == pytest.approx(-0.25, abs=0.05)
+    moved = agreed(Task.SEGMENT, peaks(*places), peaks((10, 11), (30, 60), (50, 20)))
+    assert moved.loss == pytest.approx(1 / 3)
+    classes = np.random.default_rng(1).standard_normal((1, 3, 64, 64))
+    assert "pixels keep their class" in agreed(Task.SEGMENT, classes, classes).summary
+
+
+def test_numbers_are_compared_with_how_much_they_differ():
+    """An answer of 40 to everyone is off by little of 40 +- 4, and by all of how much people differ."""
+    ages = 40.0 + 4.0 * np.array([[-1.0], [1.0], [-1.0], [1.0]])
+    always = agreed(Task.REGRESS, ages, np.full_like(ages, 40.0))
+    assert always.figures["relative_error"] == pytest.approx(0.1, abs=0.01)
+    assert always.figures["error_of_spread"] == pytest.approx(1.0)
+    assert agreed(Task.REGRESS, ages, ages + 0.4).figures["error_of_spread"] == pytest.approx(0.1)
+    assert agreed(Task.REGRESS, np.full_like(ages, 40.0), ages).figures["still"] == 1.0
+    assert "error_of_spread" not in agreed(Task.REGRESS, ages[:3], ages[:3]).figures
+    lengths = [compare_answers(Purpose(Task.REGRESS, ""), *({"y": np.ones((1, n))},) * 2, 1) for n in (3, 4, 3, 4)]
+    summed = summarize_answers(Purpose(Task.REGRESS, ""), [answer for each in lengths for answer in each])
+    assert "error_of_spread" not in summed.figures and summed.samples == 4
 
 
 def steps(text, classes=5, sure=0.9):

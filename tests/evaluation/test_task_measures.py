@@ -15,6 +15,7 @@ from PIL import Image
 import detent
 from detent.errors import DataError, ModelError, UsageError
 from detent.tasks.detection import Detections
+from tests.models import build, info, node
 
 SIZE = 64
 
@@ -208,6 +209,37 @@ def test_images_without_objects(photos, detector):
     with contextlib.suppress(FileNotFoundError):
         (photos / "labels" / "0.txt").unlink()
     assert detent.evaluate(detector, photos).samples == 10
+
+
+def tagger(path, table):
+    """A model that answers sample k, an input of k, with row k of a table, between 0 and 1."""
+    nodes = [node("Flatten", "x", "f"), node("Cast", "f", "k", to=7), node("Squeeze", "k axis", "s")]
+    nodes += [node("Gather", "table s", "y")]
+    made = build(nodes, "y", {"table": table.astype(np.float32), "axis": np.array([1])}, [info("x", ("n", 1))])
+    onnx.save(made, path)
+    return path
+
+
+def test_tags(tmp_path):
+    """AP of tag 0: its samples come first and third of three; of tag 1: first and second. F1: 3 are common."""
+    samples = np.arange(3, dtype=np.float32)[:, None]
+    scores = np.array([[0.9, 0.6, 0.0], [0.8, 0.7, 0.0], [0.1, 0.2, 0.0]])
+    first = tagger(tmp_path / "first.onnx", scores)
+    second = tagger(tmp_path / "second.onnx", np.where(scores > 0.85, 0.0, scores))
+    np.save(tmp_path / "x.npy", samples)
+    labels = tmp_path / "tags.csv"
+    labels.write_text("file,a,b,c\nx.npy[0],1,1,0\nx.npy[1],0,1,0\nx.npy[2],1,0,0\n")
+    result = detent.evaluate([first, second], tmp_path / "x.npy", labels=labels)
+    precision, f1 = result.models[0].scores.figures
+    assert precision.value == pytest.approx(100 * ((1 + 2 / 3) / 2 + 1) / 2)
+    assert f1.value == pytest.approx(100 * 2 * 3 / (4 + 4))
+    assert result.models[1].loss.points == pytest.approx(precision.value - 100 * ((1 / 2 + 2 / 3) / 2 + 1) / 2)
+    assert result.models[1].losses[1].points == pytest.approx(f1.value - 100 * 2 * 2 / (3 + 4))
+    labels.write_text("file,a,b\nx.npy[0],1,1\nx.npy[1],0,1\nx.npy[2],1,0\n")
+    with pytest.raises(DataError, match="2 columns of tags, but the model has 3"):
+        detent.evaluate(first, tmp_path / "x.npy", labels=labels)
+    with pytest.raises(UsageError, match="has labels to tag"):
+        detent.evaluate(first, tmp_path / "x.npy", labels=labels, task="classify")
 
 
 def test_masks(tmp_path):

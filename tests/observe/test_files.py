@@ -25,6 +25,7 @@ from detent.observe.files import (
     npz_shapes,
     open_npy,
     random_rows,
+    without_broken,
 )
 from detent.observe.preprocess import InputSpec, Preprocess
 
@@ -58,6 +59,41 @@ def test_images_are_found_everywhere_and_sorted(tmp_path):
     assert found.kind == "image"
     assert list(found.names) == sorted(names)
     assert found.place == f"from {tmp_path}/ (2 files skipped: .txt, jpg)"
+
+
+def images_of(folder, count, broken=()):
+    """Write small JPEG files, some of them cut short, empty or of text."""
+    folder.mkdir(exist_ok=True)
+    for at in range(count):
+        Image.fromarray(np.full((8, 8, 3), at, np.uint8)).save(folder / f"{at:03}.jpg")
+    for at, kind in broken:
+        whole = (folder / f"{at:03}.jpg").read_bytes()
+        (folder / f"{at:03}.jpg").write_bytes({"cut": whole[:-200], "empty": b"", "text": b"<html>"}[kind])
+    return find_files(folder)
+
+
+def test_a_few_images_that_cannot_be_read_are_passed_over_and_named(tmp_path):
+    found = images_of(tmp_path / "calib", 12, [(3, "cut"), (7, "empty"), (9, "text")])
+    kept = without_broken(found)
+    assert len(kept.names) == 9 and not {"003.jpg", "007.jpg", "009.jpg"} & set(kept.names)
+    assert kept.place.endswith("/ (3 images skipped that cannot be read: 003.jpg, 007.jpg, 009.jpg)")
+    with pytest.raises(DataError, match=r"3 of 12 images .*003\.jpg, 007\.jpg, 009\.jpg"):
+        without_broken(found, strict=True)
+    assert without_broken(kept) is kept
+
+
+@pytest.mark.parametrize(("count", "broken"), [(1, 1), (4, 2), (12, 4), (80, 5)])
+def test_many_images_that_cannot_be_read_are_an_error(tmp_path, count, broken):
+    found = images_of(tmp_path / "calib", count, [(at, "empty") for at in range(broken)])
+    with pytest.raises(DataError, match=rf"{broken} of {count} images .*000\.jpg.*the file is empty"):
+        without_broken(found)
+
+
+def test_an_image_without_its_end_is_read_if_it_can_be(tmp_path):
+    found = images_of(tmp_path / "calib", 4)
+    whole = (tmp_path / "calib/000.jpg").read_bytes()
+    (tmp_path / "calib/000.jpg").write_bytes(whole + b"more than the image")
+    assert without_broken(found) is found
 
 
 def test_a_single_file(tmp_path):

@@ -177,7 +177,8 @@ def test_describe_is_one_line():
     [
         ((1, 3, 224, 200), np.float32, Preprocess(size=(224, 200), **IMAGENET)),
         ((None, 3, 8, 8), np.float16, Preprocess(size=(8, 8), **IMAGENET, dtype="float16")),
-        ((1, 224, 200, 3), np.float32, Preprocess(size=(224, 200), **IMAGENET, layout="NHWC")),
+        ((1, 224, 200, 3), np.float32, Preprocess(size=(224, 200), mean=(127.5,), std=(127.5,), layout="NHWC")),
+        ((1, 8, 8, 3), np.int32, Preprocess(size=(8, 8), mean=(0,), std=(1,), layout="NHWC", dtype="int32")),
         ((1, 1, 28, 28), np.float32, Preprocess(size=(28, 28), mean=(0,), std=(255,), order="GRAY")),
         ((1, 28, 28, 1), np.float32, Preprocess(size=(28, 28), mean=(0,), std=(255,), order="GRAY", layout="NHWC")),
         ((1, 3, 8, 3), np.float32, Preprocess(size=(8, 3), **IMAGENET)),  # NCHW is preferred
@@ -188,9 +189,10 @@ def test_guess(shape, dtype, expected):
     recipe, sentence = guess_preprocess(spec(*shape, dtype=dtype))
     assert recipe == expected
     assert "input 'x' of shape [" in sentence
-    assert sentence.startswith("Guessed mean and std") == (recipe.dtype != "uint8")
+    guessed = recipe.dtype not in ("uint8", "int32")
+    assert sentence.startswith("Guessed mean and std") == guessed
     for flag in ("--size", "--mean", "--std", "--order", "--layout", "--resample", "--preprocess FILE.json"):
-        assert (flag in sentence) == (recipe.dtype != "uint8")
+        assert (flag in sentence) == guessed
 
 
 def test_the_sentence_lists_only_what_was_guessed():
@@ -198,6 +200,8 @@ def test_the_sentence_lists_only_what_was_guessed():
     assert "mean 123.675,116.28,103.53" in both
     assert both.startswith("Guessed mean and std (ImageNet's). To change them, give --size")
     assert guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=0))[1].startswith("Guessed std (ImageNet's).")
+    last = guess_preprocess(spec(1, 8, 8, 3), PreprocessOptions(mean=0))[1]
+    assert last.startswith("Guessed std (TensorFlow's usual -1..1).")
     given = guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=0, std=255))[1]
     assert given.startswith("Images for input 'x' of shape [1, 3, 8, 8]: resized to cover (bilinear), centre 8x8, RGB")
 

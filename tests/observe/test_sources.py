@@ -228,11 +228,20 @@ def test_files_of_different_shapes_do_not_make_a_batch(tmp_path):
 
 
 def test_an_unreadable_image_fails_when_it_is_loaded_and_names_itself(ten):
-    (ten / "c.png").write_bytes(b"")
+    whole = (ten / "c.png").read_bytes()
+    at = whole.index(b"IDAT") + 4  # its header and its end are as they should be
+    (ten / "c.png").write_bytes(whole[:at] + bytes(4) + whole[at + 4 :])
     pending = list(open_source(ten, GREY))
     pending[1].load()
-    with pytest.raises(DataError, match=r"c\.png: .*the file is empty"):
+    with pytest.raises(DataError, match=r"c\.png: this image cannot be read"):
         pending[2].load()
+
+
+def test_an_empty_image_is_passed_over_unless_all_must_be_right(ten):
+    (ten / "c.png").write_bytes(b"")
+    assert open_source(ten, GREY).describe == f"9 images from {ten}/ (1 image skipped that cannot be read: c.png)"
+    with pytest.raises(DataError, match=r"c\.png.*the file is empty"):
+        open_source(ten, GREY, strict=True)
 
 
 def test_images_need_one_input(ten):

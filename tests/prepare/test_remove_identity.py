@@ -100,3 +100,13 @@ def test_arithmetic_that_does_something_stays(inputs, value):
     nodes = [node("Relu", "x", "a"), node("Div", inputs, "b"), node("Abs", "b", "y")]
     proto = make(nodes, {"x": [3, 4]}, {"y": None}, {"c": np.asarray(value)}, 17, A)
     assert check(RemoveIdentity(), proto, feeds={"x": 1 + np.abs(f32(3, 4))}, exact=True).ops == ["Relu", "Div", "Abs"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [((2, 3), False), ((-1, 3), False), ((2, -1), False), ((3, 2), True), ((2, 3, 1), True), ((6,), True)],
+)
+def test_a_reshape_to_the_same_shape_goes(wanted, kept):
+    nodes = [node("Reshape", "x shape", "a"), node("Neg", "a", "y")]
+    proto = make(nodes, {"x": [2, 3]}, {"y": None}, {"shape": np.array(wanted, np.int64)})
+    assert ("Reshape" in check(RemoveIdentity(), proto, exact=True).ops) == kept

@@ -138,3 +138,44 @@ def test_the_json_has_the_verdict_of_the_terminal_and_the_page(samples):
     assert found["why"] == report.judgement.reason
     assert (found["same_top1_interval"] is None) == (report.fidelity.same_top1 is None)
     assert found["agreement"]["task"] == "segment"
+
+
+@pytest.mark.parametrize(
+    ("sqnr", "loss", "level"),
+    [(25.0, 0.0, "close"), (15.0, 0.0, "unclear"), (2.0, 0.0, "broken"), (25.0, 0.1, "worse"), (2.0, 0.1, "broken")],
+)
+def test_a_number_beside_classes_is_judged_too(sqnr, loss, level):
+    """Classes count by their order, so their noise of 10 dB is nothing; the age beside them counts by its noise."""
+    agreement = answers("classify", loss, (0.9 * loss, 1.1 * loss))
+    outputs = {"kind": Closeness(10.0, 0.0, 0.0), "age": Closeness(sqnr, 0.0, 0.0)}
+    found = judge(Fidelity(outputs, {}, 32, 32, agreement=agreement, beside=["age"], numbers=["age"]))
+    assert found.level == level
+    assert "'age'" in found.reason or sqnr >= 20.0
+
+
+@pytest.mark.parametrize(("sqnr", "level"), [(12.0, "close"), (8.0, "unclear"), (-30.0, "broken")])
+def test_features_beside_classes_must_still_say_something(sqnr, level):
+    outputs = {"kind": Closeness(5.0, 0.0, 0.0), "features": Closeness(sqnr, 0.0, 0.0)}
+    agreement = answers("classify", 0.0, (0.0, 0.01))
+    assert judge(Fidelity(outputs, {}, 32, 32, agreement=agreement, beside=["features"])).level == level
+
+
+@pytest.mark.parametrize(
+    ("figures", "level"),
+    [
+        ({}, "close"),
+        ({"error_of_spread": 0.2}, "close"),
+        ({"error_of_spread": 0.5}, "unclear"),
+        ({"error_of_spread": 0.8}, "worse"),
+        ({"error_of_spread": 1.2}, "broken"),
+        ({"still": 1.0}, "unclear"),
+    ],
+)
+def test_numbers_must_differ_as_those_of_float_do(figures, level):
+    assert judge(fidelity(40.0, agreement=answers("regress", None, None, **figures))).level == level
+
+
+def test_tags_that_float_does_not_see_tell_nothing():
+    unsure = answers("tag", 0.5, (0.4, 0.6), confident=0.0)
+    assert judge(fidelity(1.0, agreement=unsure)).level == "unclear"
+    assert judge(fidelity(1.0, agreement=answers("tag", 0.0, (0.0, 0.01), confident=1.0))).level == "close"

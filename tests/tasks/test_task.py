@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto
 
 from detent.errors import UsageError
-from detent.tasks import Task, class_count, find_task, passed_on, recognise_task
+from detent.tasks import Task, answer_heads, class_count, find_task, recognise_task
+from detent.tasks.endings import passed_on
 from tests.models import as_ir, build, info, node, normal
 
 IMAGE = info("x", (1, 3, 64, 64))
@@ -66,6 +67,54 @@ def test_shares_of_each_step_are_a_sequence() -> None:
         [node("MatMul", "x w", "a"), node("Softmax", "a", "y")], "y", {"w": normal(8, 5)}, [info("x", (1, 40, 8))]
     )
     assert recognise_task(as_ir(model).graph, {})[0] is Task.SEQUENCE
+
+
+def heads_model() -> onnx.ModelProto:
+    """Age, kind and tags of one image, the features that they are computed from, and a box."""
+    sizes = {"age": 1, "kind": 3, "tags": 5, "box": 4}
+    nodes = [node("GlobalAveragePool", "x", "p"), node("Flatten", "p", "f")]
+    nodes += [node("Gemm", f"f {name}_w", f"{name}_y") for name in sizes]
+    nodes += [node("Identity", "age_y", "age"), node("Softmax", "kind_y", "kind"), node("Sigmoid", "tags_y", "tags")]
+    nodes += [node("Sigmoid", "box_y", "box")]
+    weights = {f"{name}_w": normal(3, size) for name, size in sizes.items()}
+    return build(nodes, "age kind f tags box", weights, [IMAGE])
+
+
+def test_every_answer_of_a_model_is_known_by_its_end() -> None:
+    graph = as_ir(heads_model()).graph
+    shapes = {"age": (1, 1), "kind": (1, 3), "f": (1, 3), "tags": (1, 5), "box": (1, 4)}
+    assert recognise_task(graph, {}, shapes)[0] is Task.CLASSIFY
+    known = {"age": "number", "kind": "classes", "tags": "tags", "box": "number"}  # and features, which are no answer
+    assert answer_heads(Task.CLASSIFY, graph, shapes) == known
+    assert answer_heads(Task.TAG, graph, shapes) == known
+    assert answer_heads(Task.EMBED, graph, shapes) == {}
+
+
+def test_a_row_of_sigmoids_is_of_tags_unless_the_user_says_otherwise() -> None:
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f w", "g"), node("Sigmoid", "g", "y")]
+    graph = as_ir(build(nodes, "y", {"w": normal(12288, 4)}, [IMAGE])).graph
+    assert recognise_task(graph, {})[0] is Task.TAG
+    assert answer_heads(Task.TAG, graph) == {"y": "tags"}
+    assert answer_heads(Task.CLASSIFY, graph) == {"y": "classes"}
+    assert recognise_task(graph, {"problem_type": "single_label_classification"})[0] is Task.CLASSIFY
+    logits = as_ir(build(nodes[:2], "g", {"w": normal(12288, 4)}, [IMAGE])).graph
+    assert recognise_task(logits, {})[0] is Task.CLASSIFY
+    assert answer_heads(Task.TAG, logits) == {"g": "tags"}
+
+
+def test_features_beside_logits_are_no_answer() -> None:
+    nodes = [
+        node("Flatten", "x", "a"),
+        node("Gemm", "a v", "f"),
+        node("Gemm", "f w", "one"),
+        node("Gemm", "f u", "two"),
+    ]
+    weights = {"v": normal(12288, 8), "w": normal(8, 4), "u": normal(8, 6)}
+    graph = as_ir(build(nodes, "f one two", weights, [IMAGE])).graph
+    assert answer_heads(Task.CLASSIFY, graph, {"f": (1, 8), "one": (1, 4), "two": (1, 6)}) == {
+        "one": "classes",
+        "two": "classes",
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,5 +194,5 @@ def test_a_named_task_must_be_possible() -> None:
     for wrong in ("detect", "segment", "image"):
         with pytest.raises(UsageError, match=r"'logits' \[\?, 10\].*looks like classify"):
             find_task(wrong, graph, {})
-    with pytest.raises(UsageError, match="classify, sequence, detect"):
+    with pytest.raises(UsageError, match="classify, tag, sequence, detect"):
         find_task("detekt", graph, {})

@@ -46,6 +46,11 @@ def test_what_makes_most_of_the_error_comes_first_and_what_is_slow_last():
     assert names == ["quick rounding", "equalization", "rounding", "MinMSE", "range search", "AdaRound", "AdaQuant"]
 
 
+def test_what_the_recipe_has_is_taken_away_behind_all_that_adds_to_it():
+    names = [each.name for each in worth_trying(find_preset("XINT8"), Blame(weights=0.4, activations=0.6))]
+    assert names[-3:] == ["no equalization", "AdaRound", "AdaQuant"]
+
+
 def test_each_rung_adds_one_thing():
     bare = BARE
     corrected = BY_NAME["quick rounding"].added_to(bare).recipe

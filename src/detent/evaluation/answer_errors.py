@@ -3,7 +3,8 @@
 A count of kept answers hardly moves between two ways to quantize. What moves with them, and tells which is better on a
 few samples, is
 
-    classify   the divergence of the probabilities, sum of p (log p - log q), as they are and softened
+    classify   the divergence of the probabilities, sum of p (log p - log q), as they are and softened, of each output
+    tag        the same of each tag, which is there or not
     sequence   the same, mean over the steps
     detect     at the positions that either model takes for an object: the squared error of the scores, relative to
                those of the float model; and 1 - the overlap of the boxes, each weighing as much as its score
@@ -24,13 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.evaluation.row_answers import probabilities, score_heads
 from detent.evaluation.task_agreement import (
     Purpose,
-    class_scores,
     compare_answers,
     head_of,
     in_steps,
-    probabilities,
     step_scores,
 )
 from detent.tasks import Task
@@ -77,10 +77,17 @@ def total_error(each: Sequence[Sums]) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _of_classes(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
-    name, first = class_scores(expected, samples)
-    second = np.asarray(found[name], np.float64).reshape(first.shape)
-    return {name: (float(_divergence(first, second).sum()), float(samples))}
+def _of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    sums = {}
+    for name, first in score_heads(purpose.heads, expected, samples).items():
+        tags = purpose.heads.get(name, purpose.usual_kind) == "tags"
+        shape = (*first.shape, 1) if tags else first.shape  # each tag is a question of its own
+        one, other = first.reshape(shape), np.asarray(found[name], np.float64).reshape(shape)
+        sums[name] = float(_divergence(one, other).sum()), float(samples)
+    for name in purpose.numbers:
+        if name in expected:
+            sums[name] = _squares(expected[name], found[name])
+    return sums
 
 
 def _of_steps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
@@ -151,13 +158,18 @@ def _of_parts(parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, foun
             continue
         for part in parts.get(name, (_WHOLE,)):
             x, y = (array if part is _WHOLE else part.of(array) for array in (right, wrong))
-            x = x.astype(np.float64)
-            sums[f"{_PART}{name}: {part.label}"] = float(np.square(y - x).sum()), float(np.square(x).sum())
+            sums[f"{_PART}{name}: {part.label}"] = _squares(x, y)
     return sums
 
 
+def _squares(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> tuple[float, float]:
+    x = expected.astype(np.float64)
+    return float(np.square(found - x).sum()), float(np.square(x).sum())
+
+
 _BY_TASK = {
-    Task.CLASSIFY: _of_classes,
+    Task.CLASSIFY: _of_scores,
+    Task.TAG: _of_scores,
     Task.SEQUENCE: _of_steps,
     Task.DETECT: _of_detections,
     Task.SEGMENT: _of_maps,

@@ -27,7 +27,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
-from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities, vectors_of
+from detent.evaluation.row_answers import chances, class_scores, probabilities
+from detent.evaluation.task_agreement import Purpose, detections_of, vectors_of
 from detent.graph.values import constant
 from detent.tasks import BY_SHAPE, Task
 
@@ -139,7 +140,8 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     elif 2 * different <= count and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        found.append(f"Only {different} different samples: ranges, and this verdict, need 16 or more; 100 are better.")
+        few = "one sample" if count == 1 else f"{different} different samples"
+        found.append(f"Only {few}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))
         if likeness < NOISE_CORRELATION:
@@ -194,8 +196,10 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
         return []
     try:
         if purpose.task is Task.CLASSIFY:
-            found = _of_classes(np.array([class_scores(each, 1)[1][0] for each in answers]))
+            found = _of_classes(_scores(purpose, answers))
             return [each + _NO_CLASSES if purpose.why.endswith(BY_SHAPE) else each for each in found]
+        if purpose.task is Task.TAG and float(np.ptp(chances(_scores(purpose, answers)), axis=0).max()) < SAME_SCORE:
+            return [f"The float model gives all of the first {count} samples the same tags."]
         if purpose.task is Task.DETECT:
             scores = [detections_of(purpose, each)[0].scores for each in answers]
             best = max((float(each[0]) for each in scores if len(each)), default=0.0)
@@ -212,6 +216,11 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
     except (ValueError, IndexError, StopIteration):  # outputs that cannot be read as the task's
         return []
     return []
+
+
+def _scores(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> Array:
+    """Return the scores of the first output that has any, a row for each sample."""
+    return np.array([class_scores(purpose.heads, each, 1)[0] for each in answers])
 
 
 def _of_classes(scores: Array) -> list[str]:
@@ -255,9 +264,9 @@ def _wrong_normalisation(
 
 
 def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
-    """Tell whether answers depend on the normalisation: boxes, or one of three or more classes."""
-    if purpose.task is Task.CLASSIFY:
-        return bool(class_scores(answer, 1)[1].shape[1] > 2)
+    """Tell whether answers depend on the normalisation: boxes, or three or more classes or tags."""
+    if purpose.task in (Task.CLASSIFY, Task.TAG):
+        return bool(class_scores(purpose.heads, answer, 1).shape[1] > 2)
     return purpose.task is Task.DETECT
 
 
@@ -267,7 +276,7 @@ def _beyond_training(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -
         best = [detections_of(purpose, each)[0].scores[:10] for each in answers]
         certain = all(len(each) == 10 and float(each.min()) >= SATURATED for each in best)
         return "the float model is certain of ten boxes and more in every image" if certain else None
-    scores = [class_scores(each, 1)[1][0] for each in answers]
+    scores = _scores(purpose, answers)
     ahead = float(np.median([each.max() - np.median(each) for each in scores]))
     if ahead <= LARGEST_SCORE:
         return None

@@ -6,6 +6,7 @@ Labels are found in folders as people keep them:
     photos/images/1.jpg  photos/labels.csv          lines of file,label; the images below `images`
     photos/1.jpg  photos/labels.txt                 lines of file and label; the images beside it
 
+    photos/1.jpg  photos/labels.csv                 lines of file and several labels, or a column of 0 and 1 for each
     photos/images/1.jpg  photos/labels/1.txt        boxes of objects, in YOLO's form
     photos/images/1.jpg  photos/annotations.json    boxes of objects, in COCO's form
     photos/images/1.jpg  photos/masks/1.png         the class of each pixel
@@ -21,8 +22,10 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ BOX_FOLDER, MASK_FOLDER = "labels", "masks"
 COCO_FILES = ("annotations.json", "instances.json", "_annotations.coco.json")
 FILE_COLUMNS = ("file", "filename", "image", "path")
 LABEL_COLUMNS = ("label", "class", "class_id")
+TAG_COLUMNS = ("labels", "tags", "classes")
 
 FIND = "find"  # take the labels in the data's folder, if there are any
 
@@ -120,23 +124,49 @@ def read_task_folder(folder: Path) -> label_files.TaskLabels:
     return label_files.read_yolo(folder) if has_text else label_files.read_masks(folder)
 
 
-def read_label_file(file: Path, data: Path) -> Labels:
+def read_label_file(file: Path, data: Path) -> Labels | label_files.TagLabels:
     """Read the labels in `file`; samples are named relative to `data`, or to the folder of `file` above it."""
     rows = _rows(file)
     if all(len(cells) == 1 for _, cells in rows):
         return Labels(None, [_label(cells[0], file, line) for line, cells in rows], file.name)
-    name_at, label_at, rows = _columns(rows, file)
     prefix = f"{IMAGE_FOLDER}/" if data == file.parent / IMAGE_FOLDER else ""
-    by_name: dict[str, int] = {}
+    tags = _tags_by_column(rows, file, prefix)
+    if tags is not None:
+        return tags
+    name_at, label_at, rows = _columns(rows, file)
+    by_name: dict[str, list[int]] = {}
     for line, cells in rows:
         if len(cells) <= max(name_at, label_at):
             raise DataError(f"{file}, line {line}: expected file,label, found '{','.join(cells)}'.")
-        # Lists are written on Windows too, and some name files relative to the folder above.
-        name = cells[name_at].replace("\\", "/").removeprefix("./").removeprefix(prefix)
+        name = _sample_name(cells[name_at], prefix)
         if name in by_name:
-            raise DataError(f"{file}, line {line}: '{name}' has a label already, {by_name[name]}. Keep one of them.")
-        by_name[name] = _label(cells[label_at], file, line)
-    return Labels(by_name, (), file.name)
+            raise DataError(f"{file}, line {line}: '{name}' has a label already. Put all of a sample in one line.")
+        by_name[name] = [_label(each, file, line) for each in re.split(r"[\s|;,]+", cells[label_at]) if each]
+    bare = next((name for name, each in by_name.items() if not each), None)
+    if any(len(each) > 1 for each in by_name.values()):
+        return label_files.TagLabels(f"{file.name} (several to a sample)", by_name)
+    if bare is not None:  # a sample may have no tag, but it has a class
+        raise DataError(f"{file}: '{bare}' has no label. Add what is missing, or take the line out.")
+    return Labels({name: each[0] for name, each in by_name.items()}, (), file.name)
+
+
+def _sample_name(text: str, prefix: str) -> str:
+    """Return a name as samples have it. Lists are written on Windows too, and may name files from the folder above."""
+    return text.replace("\\", "/").removeprefix("./").removeprefix(prefix)
+
+
+def _tags_by_column(rows: list[tuple[int, list[str]]], file: Path, prefix: str) -> label_files.TagLabels | None:
+    """Read a table with a column of 0 and 1 for each tag, and a header; None if it is another."""
+    (_, heads), *body = rows
+    count = len(heads) - 1
+    if count < 2 or not body or not all(len(cells) == len(heads) for _, cells in body):
+        return None
+    if not all(cell in ("0", "1") for _, cells in body for cell in cells[1:]):
+        return None
+    tags = {
+        _sample_name(cells[0], prefix): [at for at, cell in enumerate(cells[1:]) if cell == "1"] for _, cells in body
+    }
+    return label_files.TagLabels(f"{file.name} (a column for each of {count} tags)", tags, count)
 
 
 def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
@@ -198,7 +228,7 @@ def _columns(rows: list[tuple[int, list[str]]], file: Path) -> tuple[int, int, l
     _, first = rows[0]
     heads = [cell.lower() for cell in first]
     names = [heads.index(head) for head in FILE_COLUMNS if head in heads]
-    labels = [heads.index(head) for head in LABEL_COLUMNS if head in heads]
+    labels = [heads.index(head) for head in (*LABEL_COLUMNS, *TAG_COLUMNS) if head in heads]
     if names and labels:
         return names[0], labels[0], rows[1:]
     if len(first) != 2 or not _is_whole(first[1]):
@@ -301,7 +331,9 @@ def open_dataset(
     if path is not None and labels is not None and label_files.is_pair_file(path):
         return _open_pairs(path, inputs, limit, batch)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
-    source = None if data is None else open_source(data, inputs, preprocess=preprocess, limit=limit, batch=batch)
+    # A figure of labelled data is of all of it, so what cannot be read is not passed over.
+    opened = partial(open_source, preprocess=preprocess, limit=limit, batch=batch, strict=found is not None)
+    source = None if data is None else opened(data, inputs)
     if not isinstance(source, RowSource):
         raise UsageError(
             "Models are compared on the same samples, read once for each model: give a folder, a file, an array or a "

@@ -492,6 +492,8 @@ def _fidelity(
             for name in dict.fromkeys(output for output, _ in parts)
         },
         agreement=agreement,
+        beside=[] if agreement is None else [name for name in outputs if name in measured and purpose.is_beside(name)],
+        numbers=[] if agreement is None else [name for name in purpose.numbers if name in measured],
     )
 
 

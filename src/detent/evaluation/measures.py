@@ -245,7 +245,8 @@ class DeviationMeasure:
             {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
         ]
-        if self._purpose.task is not Task.CLASSIFY:
+        scored = [kind for kind in self._purpose.heads.values() if kind != "number"]
+        if self._purpose.task is not Task.CLASSIFY or len(scored) > 1:
             compared = task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names))
             return DeviationRecord(sums, compared=compared)
         before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))

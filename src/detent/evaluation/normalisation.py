@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities
+from detent.evaluation.row_answers import class_scores, probabilities
+from detent.evaluation.task_agreement import Purpose, detections_of
 from detent.tasks import Task
 
 STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
@@ -168,7 +169,7 @@ class NormalisationTrial:
         if self._samples.purpose.task is Task.DETECT:
             best = detections_of(self._samples.purpose, outputs)[0].scores[:3]
             return np.pad(best.astype(np.float64), (0, 3 - len(best)))
-        return np.asarray(class_scores(outputs, 1)[1][0], np.float64)
+        return np.asarray(class_scores(self._samples.purpose.heads, outputs, 1)[0], np.float64)
 
     def boxes(self, count: int) -> Floats:
         """Return the mean score of the three best boxes of each sample."""
@@ -232,6 +233,7 @@ class Rivals:
         # Each rival costs inferences of the float model, so only those that the data has not ruled out are run.
         near = SMALL if self.given in SMALL else NORMALISATIONS
         ways = [way for way in (near if self.tells else NORMALISATIONS) if way is not self.given]
+        ways = [way for way in ways if self.coloured or len(way.shift) == 1]  # grey has one mean
         return [NormalisationTrial(way, self.given, self.samples) for way in ways]
 
     @cached_property
@@ -296,11 +298,15 @@ class Rivals:
         agreed = ((one, other) for one in voting for other in voting if one is not other)
         return [one for one, other in agreed if (one.classes(count) == other.classes(count)).mean() >= ALLIED]
 
+    @cached_property
+    def coloured(self) -> bool:
+        """Whether images have three channels."""
+        return bool(self.samples.row(0)[self.samples.name].shape[self.samples.axis] == 3)
+
     def _sharper(self) -> tuple[Normalisation, str] | None:
-        coloured = self.samples.row(0)[self.samples.name].shape[self.samples.axis] == 3
         swapped = (
             [NormalisationTrial(self.given.swapped, self.given, self.samples)]
-            if coloured and self.given in SMALL
+            if self.coloured and self.given in SMALL
             else []
         )
         rivals = [*self.others, *swapped]

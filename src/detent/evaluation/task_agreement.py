@@ -1,19 +1,19 @@
 """Judge the answers of a quantized model by those of the float one, as the user of its task would; without labels.
 
-    classify   whether the top class is kept; and the expected loss of accuracy: with p the float model's probabilities
-               and i, j the top classes of float and quantized model, the mean of p[i] - p[j]. If p is as right as it
-               claims, that is how many answers become wrong less those that become right. A change between two classes
-               that were equally likely costs nothing, so a few samples tell more than a count of changes does.
+    classify   the top class, or the tags, of each output (row_answers.py), with the expected loss of accuracy or F1
+    tag        the same
     sequence   the classes of all steps, read as text: the dominant first or last class is a blank and says nothing; if
                blanks stand between others (CTC), repeated classes are one. Changes (the edit distance) are counted
                among the classes of both, and cost what changed steps cost on average, as above.
     detect     the float model's detections (score above LEAST_SCORE, or the best few if there are none) that the
                quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
                counts as much as the two overlap; detections that float does not have count half.
-    segment    pixels of the same class, with the same expected loss
+    segment    pixels of the same class, and the overlap of regions. In maps of few peaks, such as those of key points,
+               most pixels have no class: there the peaks count that stay in place, by their height
     embed      the cosine of each vector, and the rank correlation of all similarities between two samples
     image      the PSNR, against the span of the float image
-    regress    the error relative to the signal (the figures of parts say more)
+    regress    the error relative to the signal, and to how much the numbers differ between samples: those who answer
+               30 to everything are right about the age of most people (the figures of parts say more)
 
 Losses are fractions, 0 for the same answers. Their interval is that of a bootstrap over samples; of few samples with no
 change at all, the upper end is Wilson's for the share of changes times what a change usually costs.
@@ -23,45 +23,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
+from detent.evaluation import row_answers
+from detent.evaluation.row_answers import (
+    Floats,
+    Outputs,
+    Row,
+    Rows,
+    Summary,
+    bootstrap,
+    compare_classes,
+    compare_rows,
+    threshold,
+    unseen,
+)
+from detent.results.paired import in_percent, interval_text
 from detent.results.tensors import TaskAgreement
-from detent.tasks import Task, channels_and_sides, class_count, find_task, image_size, passed_on, takes_tokens
+from detent.results.verdict import LEAST_SAMPLES
+from detent.tasks import (
+    Task,
+    answer_heads,
+    channels_and_sides,
+    class_count,
+    find_task,
+    image_size,
+    takes_tokens,
+)
 from detent.tasks.detection import Detections, Head, Shape, match_detections, overlaps, recognise_head
+from detent.tasks.endings import HeadKind, passed_on
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
 # A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is reported.
 STILL_THERE = 0.15
 
 BEST = 20  # detections that are compared if none is above it
-# What a change of the top class costs on average, where few changes were seen: that of common classifiers.
-USUAL_COST = 0.15
-
 LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a blank
+
+# Maps of peaks: at most this share of pixels is above half of the highest, and the median below this share of it. A
+# peak counts from this share of the highest on, and may move by this share of the larger side.
+MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.1, 0.1, 0.25, 0.02
+
+FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
+STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
 
 VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 
-Outputs = Mapping[str, npt.NDArray[Any]]
-Floats = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]
-Row = dict[str, float]
-Rows = Mapping[str, Floats]  # the numbers of all samples, by name
-
-# The loss and its interval, None if the task has none; the figures of the task, and a clause that tells them.
-Summary = tuple[float | None, Interval | None, dict[str, float], str]
 
 
 @dataclass(frozen=True)
 class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
-    `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token.
+    `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
+    `heads` are the outputs of a classifier or tagger that hold answers, if they are known.
     """
 
     task: Task
@@ -70,6 +91,22 @@ class Purpose:
     image: tuple[int, int] | None = None
     passed_on: frozenset[str] = frozenset()
     tokens: bool = False
+    heads: Mapping[str, HeadKind] = field(default_factory=dict)
+
+    @property
+    def usual_kind(self) -> HeadKind:
+        """Return what a row of scores is if `heads` does not say."""
+        return "tags" if self.task is Task.TAG else "classes"
+
+    @property
+    def numbers(self) -> list[str]:
+        """Return the outputs that hold a number beside the classes or tags, such as an age."""
+        return [name for name, kind in self.heads.items() if kind == "number"]
+
+    def is_beside(self, output: str) -> bool:
+        """Tell whether an output is not read as the answer, such as the features that it is computed from."""
+        known = bool(self.heads) and output not in self.passed_on
+        return known and self.heads.get(output, "number") == "number"
 
     def answers(self, outputs: Outputs) -> Outputs:
         """Return the outputs that are answers."""
@@ -80,7 +117,8 @@ def purpose_of(model: ir.Model, named: str | None, shapes: Mapping[str, Shape] |
     """Return what a model is for. Raise UsageError for a task that it cannot have."""
     graph, metadata = model.graph, dict(model.metadata_props)
     task, why = find_task(named, graph, metadata, shapes)
-    return Purpose(task, why, class_count(metadata), image_size(graph), passed_on(graph), takes_tokens(graph))
+    heads = answer_heads(task, graph, shapes)
+    return Purpose(task, why, class_count(metadata), image_size(graph), passed_on(graph), takes_tokens(graph), heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,18 +146,9 @@ def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> Task
     return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, interval, figures, text)
 
 
-def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
-    """Return mean(parts), or sum(parts) / sum(wholes), and where it lies with 95 % confidence."""
-    total = float(len(parts) if wholes is None else wholes.sum())
-    if total == 0.0:
-        return 0.0, (0.0, 1.0)
-    low, high = np.percentile(resampled(parts, wholes), [2.5, 97.5])
-    return float(parts.sum()) / total, (float(low), float(high))
-
-
 def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Floats, Floats] | None:
     """Return what each sample costs, and its weight: the loss is the ratio of their sums. None if there is no such."""
-    if not answers or purpose.task not in (Task.CLASSIFY, Task.SEQUENCE, Task.DETECT, Task.SEGMENT):
+    if not answers or purpose.task in (Task.EMBED, Task.IMAGE, Task.REGRESS):
         return None
     rows = {name: np.array([answer.numbers[name] for answer in answers]) for name in answers[0].numbers}
     if purpose.task is Task.DETECT:
@@ -127,30 +156,26 @@ def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Flo
         return rows[f"{faint}lost"] / 2, rows[f"{faint}weight"]
     if purpose.task is Task.SEQUENCE:
         return rows["loss"], rows["length"]
-    costs = rows["loss"] if purpose.task is Task.CLASSIFY else (1.0 - rows["iou"]) / 2
-    return costs, np.ones(len(answers))
+    if purpose.task is Task.SEGMENT:
+        if _are_of_peaks(rows):
+            return rows["lost_height"], rows["height"]
+        return rows["cost"], np.ones(len(answers))
+    return row_answers.paired_costs(rows)
 
 
-# --- classes
+# --- classes and tags
 
 
-def probabilities(scores: Floats) -> Floats:
-    """Return probabilities along the last axis: the scores themselves, if they are within 0..1."""
-    if float(scores.min(initial=0.0)) >= -1e-6 and float(scores.max(initial=0.0)) <= 1.0 + 1e-3:
-        return scores
-    if float(scores.max(initial=0.0)) <= 1e-6 and np.allclose(np.exp(scores).sum(-1), 1.0, atol=1e-2):
-        return np.asarray(np.exp(scores))  # a LogSoftmax
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(powers / powers.sum(-1, keepdims=True))
+def _rows_of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    rows = compare_rows(purpose.heads, purpose.usual_kind, expected, found, samples)
+    return [SampleAnswer(row) for row in rows]
 
 
-def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
-    """Return the output that holds class scores, as [samples, classes]."""
-    for name, array in outputs.items():
-        rows = array.dtype.kind == "f" and array.ndim >= 2 and array.shape[0] == samples
-        if rows and max(array.shape[1:]) == math.prod(array.shape[1:]):
-            return name, array.reshape(samples, -1).astype(np.float64)
-    raise ValueError("no output holds class scores")
+def _summarized(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
+    return row_answers.summarize_rows(rows)
+
+
+# --- sequences
 
 
 def step_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
@@ -167,56 +192,10 @@ def in_steps(array: npt.NDArray[Any], samples: int) -> Floats:
     return np.asarray(np.swapaxes(array, 0, 1) if first else array, np.float64)
 
 
-def _compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
-    """Return, for each row of scores, whether the top class is the same and what the change is expected to cost."""
-    if first.shape[-1] == 1:  # the probability of the one class
-        half = _threshold(first)
-        p = first[..., 0] if half else 1 / (1 + np.exp(-first[..., 0]))
-        same = (first[..., 0] > half) == (second[..., 0] > half)
-        return same.astype(np.float64), np.where(same, 0.0, np.abs(2 * p - 1))
-    shares = probabilities(first)
-    one, other = first.argmax(-1)[..., None], second.argmax(-1)[..., None]
-    cost = np.take_along_axis(shares, one, -1) - np.take_along_axis(shares, other, -1)
-    return (one == other)[..., 0].astype(np.float64), cost[..., 0]
-
-
-def _threshold(scores: Floats) -> float:
-    """Return what a single score has to exceed: a half of a probability, 0 of a logit."""
-    return 0.5 if float(scores.min()) >= 0.0 and float(scores.max()) <= 1.0 else 0.0
-
-
-def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    name, first = class_scores(expected, samples)
-    second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
-    same, cost = _compare_classes(first, second)
-    return [SampleAnswer({"same": float(same[at]), "loss": float(cost[at])}) for at in range(samples)]
-
-
-def _classified(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
-    count, same = len(answers), round(float(rows["same"].sum()))
-    loss, (low, high) = bootstrap(rows["loss"])
-    high = max(high, _unseen(int((rows["loss"] > 0).sum()), count, float(rows["loss"].sum())))
-    kept = wilson_interval(same, count)
-    text = f"{same} of {count} samples keep their top class (95 % interval {interval_text(in_percent(kept), '.0f')} %)"
-    lies = interval_text(in_percent((low, high)), ".1f")
-    text += f"; expected loss of accuracy {100 * loss:.1f} points ({lies})"
-    figures = {"same_top1": float(rows["same"].mean()), "same_top1_low": kept[0], "same_top1_high": kept[1]}
-    return loss, (low, high), figures, text
-
-
-def _unseen(changes: int, count: int, loss: float) -> float:
-    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost."""
-    usual = (loss + USUAL_COST) / (changes + 1)
-    return wilson_interval(changes, count)[1] * usual
-
-
-# --- sequences
-
-
 def _sequence(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name, first = step_scores(expected, samples)
     second = np.nan_to_num(in_steps(found[name], samples), nan=-np.inf)
-    _, costs = _compare_classes(first, second)
+    _, costs = compare_classes(first, second)
     one, other = first.argmax(-1), second.argmax(-1)
     blank = _blank(one, first.shape[-1])
     answers = []
@@ -269,7 +248,7 @@ def _sequenced(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     figures = {"kept": kept / count, "classes": float(length), "changed": edits / length if length else 0.0}
     if not length:
         return None, None, figures, f"float reads nothing in any of the {count} samples"
-    high = max(high, _unseen(min(edits, length), length, float(rows["loss"].sum())))
+    high = max(high, unseen(min(edits, length), length, float(rows["loss"].sum())))
     lies = interval_text(in_percent((low, high)), ".1f")
     text = f"{kept} of {count} sequences are kept whole, {edits} of their {length} classes change"
     return loss, (low, high), figures, f"{text}; expected loss {100 * loss:.1f} points ({lies})"
@@ -283,16 +262,54 @@ def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
     first, second = expected[name], found[name]
     if first.dtype.kind != "f":
         same = (first == second).reshape(samples, -1).mean(1)
-        return [SampleAnswer({"same": float(each), "loss": 1.0 - float(each), "iou": float(each)}) for each in same]
+        return [SampleAnswer(_of_pixels(float(each), 1.0 - float(each), float(each))) for each in same]
     axis = 1 if first.ndim == 3 else _class_axis(first.shape)
     one, other = (np.moveaxis(each[:, None] if first.ndim == 3 else each, axis, -1) for each in (first, second))
     answers = []
     for at in range(samples):
         x, y = one[at].astype(np.float64), np.nan_to_num(other[at].astype(np.float64), nan=-np.inf)
-        same, cost = _compare_classes(x, y)
-        numbers = {"same": float(same.mean()), "loss": float(cost.mean()), "iou": _class_overlap(x, y)}
-        answers.append(SampleAnswer(numbers))
+        same, cost = compare_classes(x, y)
+        numbers = _of_pixels(float(same.mean()), float(cost.mean()), _class_overlap(x, y))
+        answers.append(SampleAnswer(numbers | (_of_peaks(x, y) if _has_peaks(x) else {})))
     return answers
+
+
+def _of_pixels(same: float, loss: float, iou: float) -> Row:
+    # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
+    peaks = dict.fromkeys(("peaks", "kept", "rise", "lost_height", "height"), 0.0)
+    return {"same": same, "loss": loss, "iou": iou, "cost": (1.0 - iou) / 2, **peaks}
+
+
+def _has_peaks(maps: Floats) -> bool:
+    """Tell whether maps are nothing but for a few places, as those of key points are: [height, width, maps]."""
+    top = maps.max(-1)
+    peak = float(top.max())
+    few = float((top > peak / 2).mean()) < MOST_PEAKED
+    return maps.shape[-1] > 1 and few and float(np.median(top)) < BACKGROUND * peak
+
+
+def _of_peaks(first: Floats, second: Floats) -> Row:
+    """Compare the highest places of maps: a peak stays if it moves little and keeps half of its height."""
+    reach = max(2.0, NEAR * max(first.shape[:2]))
+    heights, places = _highest(first)
+    others, moved = _highest(second)
+    shown = heights >= LEAST_PEAK * heights.max()
+    near = np.hypot(*(places - moved)) <= reach
+    kept = shown & near & (others >= heights / 2)
+    return {
+        "peaks": float(shown.sum()),
+        "kept": float(kept.sum()),
+        "rise": float((others[kept] / heights[kept] - 1.0).sum()),
+        "lost_height": float(heights[shown & ~kept].sum()),
+        "height": float(heights[shown].sum()),
+    }
+
+
+def _highest(maps: Floats) -> tuple[Floats, Floats]:
+    """Return the largest value of each map, and its row and column."""
+    flat = maps.reshape(-1, maps.shape[-1])
+    at = flat.argmax(0)
+    return flat.max(0), np.array(np.divmod(at, maps.shape[1]), np.float64)
 
 
 def _class_axis(shape: Sequence[int]) -> int:
@@ -303,7 +320,7 @@ def _class_axis(shape: Sequence[int]) -> int:
 def _class_overlap(first: Floats, second: Floats) -> float:
     """Return the mean over the classes that float sees of intersection over union."""
     if first.shape[-1] == 1:
-        half = _threshold(first)
+        half = threshold(first)
         one, other = (first[..., 0] > half).astype(int), (second[..., 0] > half).astype(int)
     else:
         one, other = first.argmax(-1), second.argmax(-1)
@@ -315,9 +332,19 @@ def _class_overlap(first: Floats, second: Floats) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
+def _are_of_peaks(rows: Rows) -> bool:
+    """Tell whether most samples have maps of peaks; in some there may be nothing to see."""
+    return float((rows["peaks"] > 0).mean()) > 0.5
+
+
 def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
-    # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
-    loss, interval = bootstrap((1.0 - rows["iou"]) / 2)
+    if _are_of_peaks(rows):
+        loss, interval = bootstrap(rows["lost_height"], rows["height"])
+        peaks, kept, risen = (float(rows[name].sum()) for name in ("peaks", "kept", "rise"))
+        rise = risen / kept if kept else 0.0
+        text = f"{kept:.0f} of {peaks:.0f} peaks of the maps stay in place, heights move by {100 * rise:+.0f} %"
+        return loss, interval, {"kept_peaks": kept / peaks, "peaks": peaks, "height_shift": rise}, text
+    loss, interval = bootstrap(rows["cost"])
     same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
     text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
     figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}
@@ -484,19 +511,40 @@ def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
             signal += float(np.square(x, dtype=np.float64).sum())
             noise += float(np.square(x.astype(np.float64) - y).sum())
         error = math.sqrt(noise / signal) if signal else float(noise > 0)
-        answers.append(SampleAnswer({"error": error if math.isfinite(error) else 1e9}))
+        rows_of = [
+            (array[at], found[name][at]) if rows[name] else (array, found[name]) for name, array in arrays.items()
+        ]
+        few = sum(x.size for x, _ in rows_of) <= FEW_NUMBERS
+        both = tuple(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*rows_of, strict=True))
+        numbers = {"error": error if math.isfinite(error) else 1e9}
+        answers.append(SampleAnswer(numbers, (both[0], both[1]) if few else None))
     return answers
 
 
-def _regressed(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
+def _regressed(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     mean, worst = float(rows["error"].mean()), float(rows["error"].max())
     text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
-    return None, None, {"relative_error": mean, "worst_relative_error": worst}, text
+    figures = {"relative_error": mean, "worst_relative_error": worst}
+    pairs = [answer.vectors for answer in answers if answer.vectors is not None]
+    # Samples of different lengths have no numbers in common.
+    alike = len(pairs) == len(answers) and len({one.shape for one, _ in pairs}) == 1
+    if not alike or len(pairs) < LEAST_SAMPLES:
+        return None, None, figures, text
+    one, other = (np.array([pair[at] for pair in pairs], np.float64) for at in (0, 1))
+    spread = one.std(0)
+    moving = spread > STILL * np.abs(one).max(0)
+    if not moving.any():
+        return None, None, figures | {"still": 1.0}, f"{text}; the float model gives all samples the same numbers"
+    ratio = float(np.median(np.square(one - other).mean(0)[moving] / np.square(spread[moving])))
+    figures["error_of_spread"] = math.sqrt(ratio) if math.isfinite(ratio) else 1e9
+    text += f"; it is {100 * figures['error_of_spread']:.2g} % of how much the numbers differ between samples"
+    return None, None, figures, text
 
 
 # How the answers of a task are compared, and how all of them are summed up.
 _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]] = {
-    Task.CLASSIFY: _classify,
+    Task.CLASSIFY: _rows_of_scores,
+    Task.TAG: _rows_of_scores,
     Task.SEQUENCE: _sequence,
     Task.DETECT: _detect,
     Task.SEGMENT: _segment,
@@ -505,7 +553,8 @@ _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswe
     Task.REGRESS: _regress,
 }
 _SUMMARIES: dict[Task, Callable[[Rows, Sequence[SampleAnswer]], Summary]] = {
-    Task.CLASSIFY: _classified,
+    Task.CLASSIFY: _summarized,
+    Task.TAG: _summarized,
     Task.SEQUENCE: _sequenced,
     Task.DETECT: _detected,
     Task.SEGMENT: _segmented,

@@ -1,4 +1,4 @@
-"""Measures of a model at its task, against labels: boxes, pixels, pairs.
+"""Measures of a model at its task, against labels: tags, boxes, pixels, pairs.
 
 A detector's boxes are mapped back to the pixels of the image and clipped to it, as their labels are. Masks are brought
 to the model's output instead, pixel by pixel, through the same geometry; what was padded or lies outside is ignored.
@@ -29,13 +29,14 @@ import numpy.typing as npt
 from detent.errors import DataError, ModelError
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.measures import Measure, by_sample
+from detent.evaluation.row_answers import threshold
 from detent.execute.inference import Batch
 from detent.observe.images import Geometry, Size, image_size
 from detent.observe.preprocess import DeclaredImages
 from detent.observe.samples import Array, Sample
 from detent.results.paired import Floats
 from detent.results.task_scores import TaskFigure, TaskScores
-from detent.tasks import Task, shapes_text
+from detent.tasks import Task, channels_and_sides, shapes_text
 from detent.tasks.detection import (
     RECALLS,
     THRESHOLDS,
@@ -46,7 +47,7 @@ from detent.tasks.detection import (
     mean_average_precision,
     recognise_head,
 )
-from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels
+from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels, TagLabels
 
 Weights = npt.NDArray[np.float64]
 
@@ -155,6 +156,24 @@ def drawn_ranks(values: Weights, weights: Weights) -> Weights:
     return ranks
 
 
+def drawn_tag_precision(scores: Weights, truths: npt.NDArray[np.bool_], weights: Weights) -> Weights:
+    """Return the mean average precision of tags in each draw, over the tags that occur in it; NaN without any.
+
+    With samples from the best score down, it is the mean over those with the tag of the share with it so far.
+    """
+    total, tags = np.zeros(len(weights)), np.zeros(len(weights))
+    for column in np.flatnonzero(truths.any(0)).tolist():
+        order = np.argsort(-scores[:, column], kind="stable")
+        drawn, right = weights[:, order], weights[:, order] * truths[order, column]
+        hits, seen = np.cumsum(right, axis=1), np.cumsum(drawn, axis=1)
+        precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
+        occurs = right.sum(1)
+        total += np.divide((right * precision).sum(1), occurs, out=np.zeros(len(weights)), where=occurs > 0)
+        tags += occurs > 0
+    mean: Weights = np.divide(total, tags, out=np.full(len(weights), np.nan), where=tags > 0)
+    return mean
+
+
 _MOST_CLASSES = 1 << 16  # larger numbers in a mask are not classes
 _NO_LABELS = "Give labels of its task, --no-labels to compare outputs, or a metric of your own (--metric FILE.py)."
 
@@ -162,6 +181,8 @@ _NO_LABELS = "Give labels of its task, --no-labels to compare outputs, or a metr
 def task_measure(dataset: Dataset, declared: DeclaredImages | None) -> Measure[Any]:
     """Return the measure for the labels of a dataset. `declared` is what the model's file says about its classes."""
     truths = dataset.truths
+    if isinstance(truths, TagLabels):
+        return TagMeasure(truths)
     if isinstance(truths, BoxLabels):
         return DetectionMeasure(dataset, truths, () if declared is None else declared.names)
     if isinstance(truths, MaskLabels):
@@ -261,6 +282,62 @@ class DetectionMeasure:
         )
 
 
+class TagMeasure:
+    """Mean average precision of tags, and F1 of those above a half."""
+
+    def __init__(self, labels: TagLabels) -> None:
+        self._labels = labels
+
+    def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> Floats:
+        """Return the scores of each sample, from the output that has as many as there are tags."""
+        used = [tag for tags in self._labels.tags.values() for tag in tags]
+        least = self._labels.columns or 1 + max(used, default=0)
+        rows = [
+            array.reshape(len(batch.names), -1)
+            for array in outputs.values()
+            if array.ndim >= 2 and array.shape[0] == len(batch.names) and max(array.shape[1:]) == array[0].size
+        ]
+        fitting = [each for each in rows if each.shape[1] >= least] or rows
+        if not fitting:
+            shapes = shapes_text({name: array.shape for name, array in outputs.items()})
+            raise ModelError(
+                f"The labels are tags, but no output is a row of scores: {shapes} on {sample.origin}. {_NO_LABELS}"
+            )
+        return np.nan_to_num(np.asarray(fitting[0], np.float64), nan=-np.inf)
+
+    def scores(self, records: Iterable[tuple[Batch, Floats]]) -> TaskScores:
+        """Put the scores of all samples together, and of draws from them."""
+        names, found = by_sample((batch, list(record)) for batch, record in records)
+        scores = np.array(found)
+        truths = self._labels.truths(names, scores.shape[1])
+        if not truths.any():
+            raise DataError(f"None of the {len(names)} samples has a tag in {self._labels.described}. Use more.")
+        shown = scores > threshold(scores)
+        common, both = (truths & shown).sum(1).astype(np.float64), (truths.sum(1) + shown.sum(1)).astype(np.float64)
+        weights = draw_weights(len(names))
+        precision = drawn_tag_precision(scores, truths, np.ones((1, len(names))))[0]
+        return TaskScores(
+            Task.TAG.value,
+            names,
+            [
+                TaskFigure(
+                    "mAP",
+                    100 * float(precision),
+                    100 * drawn_tag_precision(scores, truths, weights),
+                    "Mean average precision over the tags that occur in the labels.",
+                ),
+                TaskFigure(
+                    "F1",
+                    200 * float(common.sum() / both.sum()),
+                    200 * (weights @ common) / np.maximum(weights @ both, 1.0),
+                    "F1 of the tags above a half, over all samples and tags together.",
+                ),
+            ],
+            np.divide(200 * common, both, out=np.full(len(names), np.nan), where=both > 0),
+            "F1 of the sample",
+        )
+
+
 class PixelCounts(NamedTuple):
     """Pixels of each class: labelled and found so, found so, labelled so."""
 
@@ -345,7 +422,9 @@ class SegmentationMeasure:
 
 def _class_maps(outputs: Mapping[str, Array], origin: str) -> tuple[npt.NDArray[np.int64], int]:
     """Return the class of each pixel of each image, and how many classes there are; 0 if the outputs do not say."""
-    for array in outputs.values():
+    for given in outputs.values():
+        last = given.ndim == 4 and channels_and_sides(given.shape) == (given.shape[3], given.shape[1:3])
+        array = np.moveaxis(given, 3, 1) if last and given.shape[1] > 1 else given
         if array.ndim == 4 and array.shape[1] == 1 and array.dtype.kind == "f":
             share = array[:, 0].min(initial=0.0) >= 0.0 and array[:, 0].max(initial=0.0) <= 1.0
             return (array[:, 0] > (0.5 if share else 0.0)).astype(np.int64), 2

@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import IO, Literal, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError, nearest
+from detent.observe.images import why_unreadable
 from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
 from detent.observe.store import Digest
@@ -306,6 +307,9 @@ _KINDS: dict[str, DataKind] = {
 _KIND_NAMES: dict[DataKind, str] = {"image": "images", "npy": ".npy files", "npz": ".npz files"}
 _ALL_ENDINGS = ", ".join(_KINDS)
 
+# So many images that cannot be read, or 5 % if that is more, are passed over; and how many of them are named.
+FEW_BROKEN, MOST_NAMED = 3, 8
+
 _EXPECTED = {".csv", ".json", ".toml", ".yaml", ".yml", ".xml", ".md", ".onnx", ".data", ".html", ".py", ".db", ".ini"}
 """Endings of what often lies beside data: labels, settings, models. Nobody needs to hear that it is not data."""
 
@@ -353,6 +357,25 @@ def find_files(path: Path) -> Found:
         raise DataError(f"{path}: expected one kind of data in this folder, found {both}. Keep them in folders apart.")
     place = f"from {str(path).rstrip(os.sep)}/{_said_of(skipped)}"
     return Found(next(iter(first)), path.absolute(), tuple(names), place)
+
+
+def without_broken(found: Found, *, strict: bool = False) -> Found:
+    """Return image files without those that cannot be read; `place` names them.
+
+    Raise DataError that names them if they are many, which is no accident, or with `strict` if there are any.
+    """
+    why = {name: reason for name in found.names if (reason := why_unreadable(found.folder / name))}
+    if not why:
+        return found
+    broken, total = list(why), len(found.names)
+    named = f"{', '.join(broken[:MOST_NAMED])}{', ...' * (len(broken) > MOST_NAMED)}"
+    if strict or len(broken) > max(min(FEW_BROKEN, total // 4), total // 20):
+        raise DataError(
+            f"{len(broken)} of {total} images {found.place} cannot be read: {named}. The first: {why[broken[0]]}. "
+            "Repair them or take them out of the data."
+        )
+    said = f" ({len(broken)} image{'s' * (len(broken) > 1)} skipped that cannot be read: {named})"
+    return replace(found, names=tuple(name for name in found.names if name not in broken), place=found.place + said)
 
 
 def _said_of(skipped: Sequence[str]) -> str:

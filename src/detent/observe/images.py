@@ -145,6 +145,28 @@ def read_pixels(
     return array[:, :, np.newaxis] if grey else array
 
 
+# How files of these kinds end, if they are whole. Some writers leave the end out, and some add to it.
+_ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND\xaeB`\x82"}
+
+
+def why_unreadable(path: Path) -> str:
+    """Return why an image cannot be read, or nothing: by its header and its end, and in doubt by decoding it."""
+    from PIL import Image
+
+    try:
+        with _named_errors(path), path.open("rb") as file:
+            start = file.read(2)
+            file.seek(max(0, path.stat().st_size - 12))
+            whole = start in _ENDS and file.read().endswith(_ENDS[start])
+            with Image.open(path) as opened:
+                if not whole:
+                    opened.load()
+    except DataError as error:
+        cause = error.__cause__
+        return _reason(path, cause) if isinstance(cause, Exception) else str(error)
+    return ""
+
+
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
     """Turn whatever Pillow raises into a DataError that names the file."""

@@ -23,7 +23,9 @@ from detent.settings import parse_json, read_text
 
 Order = Literal["RGB", "BGR", "GRAY"]
 Layout = Literal["NCHW", "NHWC"]
-PixelType = Literal["float32", "float16", "float64", "uint8"]
+PixelType = Literal["float32", "float16", "float64", "uint8", "int32"]
+
+RAW_TYPES = ("uint8", "int32")  # whole numbers: the pixels as they are
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of the training images, on 0..255
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -77,8 +79,8 @@ class Preprocess:
     `size` is height and width of the result, and `fit` how an image of other proportions gets there: its centre is cut
     out (`crop`), all of it is kept and padded with `pad` (`letterbox`), or it is distorted (`stretch`). `resize` is the
     short side before the crop (None: just enough to cover `size`). `mean` and `std` are on the 0..255 scale, one for
-    all channels or one for each, in the order the model sees the channels: with BGR, blue first. With `dtype` uint8 the
-    pixels are passed on as they are.
+    all channels or one for each, in the order the model sees the channels: with BGR, blue first. With a `dtype` of
+    whole numbers the pixels are passed on as they are.
     """
 
     size: Size
@@ -110,7 +112,7 @@ class Preprocess:
             "letterbox": f"whole image within {shape} ({self.resample}), padded with {self.pad}",
             "stretch": f"stretched to {shape} ({self.resample})",
         }[self.fit]
-        values = "raw 0..255" if self.dtype == "uint8" else f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
+        values = "raw 0..255" if self.dtype in RAW_TYPES else f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
         return f"{placed}, {self.order} {self.layout} {self.dtype}, {values}"
 
     def geometry(self, image: Size) -> Geometry:
@@ -138,7 +140,7 @@ class Preprocess:
         if self.order == "BGR":
             pixels = pixels[:, :, ::-1]
         planes = pixels.transpose(2, 0, 1)
-        values = planes if self.dtype == "uint8" else self._normalise(planes)
+        values = planes.astype(self.dtype) if self.dtype in RAW_TYPES else self._normalise(planes)
         return np.ascontiguousarray(values if self.layout == "NCHW" else values.transpose(1, 2, 0))
 
     def _normalise(self, planes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -228,7 +230,7 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     size = _find_size(spec, declared | given, layout, label)
     if declared.get("size") != size:  # a declared side to resize to belongs to the declared size
         declared.pop("resize", None)
-    mean, std = _usual_statistics(dtype, order)
+    mean, std = _usual_statistics(dtype, order, layout)
     settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
     settings["size"] = size
     _check_together(settings, given, label)
@@ -247,7 +249,7 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
             settings.pop(key, None)
 
     leave_out("layout", "dtype")  # the input itself says these
-    if given["dtype"] == "uint8":
+    if given["dtype"] in RAW_TYPES:
         leave_out("mean", "std")
     channels = spec.shape[_channel_axis(layout)]
     order = given.get("order") or settings.get("order")
@@ -277,9 +279,10 @@ def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], 
     if used and spec.declared is not None:
         done = f"{done} So says {spec.declared.source}."
     guessed = [key for key in ("mean", "std") if key not in given and key not in declared]
-    if not guessed or recipe.dtype == "uint8":
+    if not guessed or recipe.dtype in RAW_TYPES:
         return done
-    usual = "the usual 0..1" if recipe.order == "GRAY" else "ImageNet's"
+    statistics = _usual_statistics(recipe.dtype, recipe.order, recipe.layout)
+    usual = {UNIT: "the usual 0..1", SIGNED: "TensorFlow's usual -1..1"}.get(statistics, "ImageNet's")
     return f"Guessed {' and '.join(guessed)} ({usual}). To change them, give {_FLAGS}. {done}"
 
 
@@ -339,11 +342,19 @@ def _find_size(spec: InputSpec, given: Mapping[str, Any], layout: Layout, label:
     return size
 
 
-def _usual_statistics(dtype: PixelType, order: Order) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if dtype == "uint8":
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation
+UNIT: Statistics = ((0.0,), (255.0,))
+SIGNED: Statistics = ((127.5,), (127.5,))
+
+
+def _usual_statistics(dtype: PixelType, order: Order, layout: Layout) -> Statistics:
+    """Return what most models of such an input were trained with. Channels come last in TensorFlow's."""
+    if dtype in RAW_TYPES:
         return (0.0,), (1.0,)
     if order == "GRAY":
-        return (0.0,), (255.0,)
+        return UNIT
+    if layout == "NHWC":
+        return SIGNED
     step = -1 if order == "BGR" else 1
     return IMAGENET_MEAN[::step], IMAGENET_STD[::step]
 
@@ -449,9 +460,10 @@ def _check_together(settings: Mapping[str, Any], given: Mapping[str, Any], label
         values = settings[key]
         if len(values) not in (1, channels):
             raise UsageError(f"{label(key)} has {len(values)} values, but the image has {channels} channel(s).")
-        if settings["dtype"] == "uint8" and set(values) != {neutral}:
+        if settings["dtype"] in RAW_TYPES and set(values) != {neutral}:
             raise UsageError(
-                f"{label(key)} is {_numbers(values)}, but a uint8 input takes the raw pixels, without mean and std."
+                f"{label(key)} is {_numbers(values)}, but a {settings['dtype']} input takes the raw pixels, without "
+                "mean and std."
             )
     resize = settings.get("resize")
     if resize is not None and resize < min(settings["size"]):

@@ -137,6 +137,7 @@ def open_source(
     hold_out: samples.HoldOut = 0,
     seed: int | None = None,
     batch: int | None = None,
+    strict: bool = False,
 ) -> samples.Source:
     """Return the samples for a model with these `inputs`.
 
@@ -144,7 +145,7 @@ def open_source(
     iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), a shard reader
     (it has shard(index, count)), or None for random numbers. `limit` is the most samples to read, `hold_out` says
     how many of them are held out, `seed` chooses at random instead of evenly, and `batch` stacks that many samples of
-    files and arrays into one.
+    files and arrays into one. A few images that cannot be read are passed over, unless `strict`.
 
     Raise `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
     """
@@ -163,7 +164,7 @@ def open_source(
         if found.kind == "image":
             spec = files.single_input(inputs, "an image", ".npz files with the input names as keys")
             recipe, note = guess_preprocess(spec, options)
-            rows = files.image_rows(found, inputs, recipe)
+            rows = files.image_rows(files.without_broken(found, strict=strict), inputs, recipe)
         else:
             rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
     elif isinstance(data, Mapping) or samples.is_array_like(data):

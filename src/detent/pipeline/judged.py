@@ -35,6 +35,7 @@ from detent.tasks import Task
 from detent.tasks.parts import output_parts
 
 JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
+ONE_ANSWER = (Task.CLASSIFY, Task.TAG)  # tasks that answer once for each sample
 DENSE_SAMPLES = 8  # of a task that answers at many places of a sample
 FIRST_LOOK = 4  # samples after which what is clearly worse needs no more of them
 CLEARLY = 3.0  # standard errors of the mean difference
@@ -56,7 +57,7 @@ class JudgedOutputs:
     """The answers of the given model, to compare candidates with."""
 
     def __init__(self, prepared: Prepared, original: Original, samples: Sequence[PendingSample]) -> None:
-        self.samples = samples[: JUDGING_SAMPLES if prepared.purpose.task is Task.CLASSIFY else DENSE_SAMPLES]
+        self.samples = samples[: JUDGING_SAMPLES if prepared.purpose.task in ONE_ANSWER else DENSE_SAMPLES]
         self._prepared, self._original = prepared, original
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
@@ -142,7 +143,7 @@ def only_counted(observed: Observed) -> list[PendingSample]:
     One sample is a single answer of a classifier, so it takes many; other tasks say more with each.
     """
     observation, source, recipe = observed.observation, observed.source, observed.prepared.job.recipe
-    if observed.prepared.purpose.task is not Task.CLASSIFY or recipe.emulated is not None:
+    if observed.prepared.purpose.task not in ONE_ANSWER or recipe.emulated is not None:
         return []
     if source is None or source.random or not source.repeatable or observation.in_sample:
         return []

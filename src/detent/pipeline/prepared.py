@@ -321,6 +321,7 @@ def _source_of(job: Job, model: ir.Model) -> Source:
         hold_out=job.options["hold_out"],
         seed=job.options["seed"],
         batch=job.options["batch"],
+        strict=job.options["strict"],
     )
     if not states:
         return source

@@ -18,14 +18,17 @@ from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttrib
 from detent.prepare.replaced_operators import (
     EinsumToMatMul,
     GatherToSlice,
+    MergeClips,
     ReduceMeanToPool,
     SetHardSigmoidSlope,
     SplitGlobalPool,
     SplitToSlice,
+    SumToAdd,
 )
 from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from detent.prepare.take_apart import TakeApart
+from detent.prepare.transposes import CancelTransposes
 
 __all__ = [
     "LEAVABLE",
@@ -46,6 +49,9 @@ LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
     TakeApart,
     EinsumToMatMul,
+    SumToAdd,
+    CancelTransposes,
+    MergeClips,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -88,9 +94,12 @@ def default_passes(
         *([FixBatch()] if fix_batch else []),
         TakeApart(),
         EinsumToMatMul(),
+        SumToAdd(),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),
+        CancelTransposes(),
+        MergeClips(),
         FuseInstanceNorm(),
         FuseLayerNorm(),
         FuseL2Norm(),

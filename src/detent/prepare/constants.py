@@ -336,7 +336,8 @@ _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 
 
 class RemoveIdentity(Pass):
-    """Remove Identity, Dropout in inference mode, and arithmetic with a neutral constant.
+    """Remove Identity, Dropout in inference mode, a Reshape to the shape that is there, and arithmetic with a neutral
+    constant.
 
     Cases:
     - the result is an inner value: its readers read the input;
@@ -349,7 +350,7 @@ class RemoveIdentity(Pass):
 
     def run(self, model: ir.Model) -> None:
         for node in model.graph:
-            if not values.is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
+            if not values.is_standard(node, "Identity", "Dropout") and not _is_neutral(node) and not _keeps_shape(node):
                 continue
             reason = _why_trains(node) if node.op_type == "Dropout" else None
             if reason is None:
@@ -369,6 +370,16 @@ def _is_neutral(node: ir.Node) -> bool:
     if array is None or array.size != 1 or dims is None or array.ndim > dims:
         return False
     return bool(array.reshape(-1)[0] == _NEUTRAL[node.op_type])
+
+
+def _keeps_shape(node: ir.Node) -> bool:
+    """Return whether the node is a Reshape to the very shape that its input has: constant, and known to the last."""
+    if not values.is_standard(node, "Reshape"):
+        return False
+    wanted, shape = values.constant_ints(values.input_at(node, 1)), values.static_shape(node.inputs[0])
+    if wanted is None or shape is None or None in shape or len(wanted) != len(shape) or 0 in shape:
+        return False
+    return all(size in (known, -1) for size, known in zip(wanted, shape, strict=True))
 
 
 def _why_trains(node: ir.Node) -> str | None:

@@ -17,6 +17,12 @@ the two parts has to stay within that.
 
 EinsumToMatMul: an Einsum of two operands that sums over one letter is a MatMul of transposed operands.
 
+SumToAdd: Sum of n values is n - 1 Add, each broadcast as Sum is.
+
+MergeClips: Min and Max with a number are a Clip with one bound, and Relu is Clip(0, inf). Of a Clip to [a, b] after one
+to [c, d] remains a Clip to [max(a, c), min(b, d)], if the two overlap. So Keras' older ReLU6, Max(Min(Relu(x), 6), 0),
+is Clip(x, 0, 6), which goes with the layer before it.
+
 HardSwishToHardSigmoid: for devices that have HardSigmoid alone, x * HardSigmoid(x), with slope 1/6.
 
 SetHardSigmoidSlope: clip(a x + b, 0, 1) is clip(x'/6 + 1/2, 0, 1) of x' = 6 a x + 6 b - 3, so that a HardSigmoid of any
@@ -292,6 +298,110 @@ class EinsumToMatMul(OperatorPass):
         turned.outputs[0].type = value.type
         model.graph.insert_before(node, turned)
         return turned.outputs[0]
+
+
+class SumToAdd(OperatorPass):
+    """Replace Sum of several values by Add, from the left to the right: few devices have Sum, and all have Add.
+
+    Cases:
+    - two values become one Add of the same name, more of them a chain;
+    - declined: a single value, which is the sum.
+    """
+
+    operators = ("Sum",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        total, *others = node.inputs
+        if not others:
+            return "it has one input"
+        result, made = node.outputs[0], []
+        for at, term in enumerate(others, 1):
+            last = at == len(others)
+            made.append(ir.node("Add", [total, term], name=node.name if last else self.fresh(model, node, f"add_{at}")))
+            total = made[-1].outputs[0]
+            if not last:
+                total.name, total.type = self.fresh(model, node, f"sum_{at}"), result.type
+        model.graph.insert_before(node, made)
+        values.take_over(result, made[-1].outputs[0])
+        model.graph.remove(node, safe=True)
+        self.replaced(node, *made)
+        self.changed(made[-1], f"Sum of {len(others) + 1} values became Add")
+        return None
+
+
+class MergeClips(OperatorPass):
+    """Replace Min and Max with a number by Clip, and merge neighbours that clip into one.
+
+    Cases:
+    - Min, Max, Relu and Clip in any order; what is clipped at 0 from below alone becomes Relu;
+    - left alone: bounds that are computed, are arrays or not float32, a value between that is used elsewhere, ranges
+      that do not overlap.
+    """
+
+    operators = ("Min", "Max", "Relu", "Clip")
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        found = _clipped(node)
+        if found is None:
+            return None
+        source, low, high = found
+        before = source.producer()
+        inner = None if before is None or values.sole_use(source, model.graph) is None else _clipped(before)
+        if inner is not None and max(low, inner[1]) <= min(high, inner[2]):
+            source, low, high = inner[0], max(low, inner[1]), min(high, inner[2])
+        elif node.op_type in ("Relu", "Clip"):
+            return None
+        else:
+            before = None
+        made = self._clip(model, node, source, low, high)
+        model.graph.insert_before(node, made)
+        values.take_over(node.outputs[0], made.outputs[0])
+        values.remove_node(model.graph, node)
+        self.replaced(node, made)
+        if before is not None:
+            values.remove_node(model.graph, before)
+            self.merged(before, made)
+        self.changed(made, f"became {made.op_type}, from {low:g} to {high:g}")
+        return None
+
+    def _clip(self, model: ir.Model, node: ir.Node, source: ir.Value, low: float, high: float) -> ir.Node:
+        if (low, high) == (0.0, math.inf):
+            return ir.node("Relu", [source], name=node.name)
+        bounds = [
+            self.initializer(model, node, role, np.array(number, np.float32)) if math.isfinite(number) else None
+            for role, number in (("min", low), ("max", high))
+        ]
+        return ir.node("Clip", [source, *bounds], name=node.name)
+
+
+def _clipped(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    """Return what a node clips, and the ends; None if it does something else, or its ends are not known."""
+    source = node.inputs[0] if node.inputs else None
+    if not values.is_standard(node, *MergeClips.operators) or source is None:
+        return None
+    if node.op_type == "Relu":
+        return source, 0.0, math.inf
+    if node.op_type == "Clip":
+        low, high = _bound(values.input_at(node, 1), -math.inf), _bound(values.input_at(node, 2), math.inf)
+        return None if low is None or high is None else (source, low, high)
+    if len(node.inputs) != 2:
+        return None
+    for value, operand in itertools.permutations(node.inputs):
+        array, number = values.constant(operand), _bound(operand, None)
+        # A number of more axes than the value would give it these axes.
+        if value is None or values.constant(value) is not None or number is None or array is None:
+            continue
+        if array.ndim == 0 or array.ndim <= (values.rank(value) or 0):
+            return (value, -math.inf, number) if node.op_type == "Min" else (value, number, math.inf)
+    return None
+
+
+def _bound(value: ir.Value | None, absent: float | None) -> float | None:
+    """Return the one float32 number that an input holds, or `absent` without an input; None if it is another."""
+    if value is None:
+        return absent
+    array = values.constant(value)
+    return None if array is None or array.dtype != np.float32 else values.scalar_of(value)
 
 
 class HardSwishToHardSigmoid(OperatorPass):

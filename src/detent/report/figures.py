@@ -27,6 +27,7 @@ SHORT_UNITS = {
     CHANGED: "% of top answers changed",
     OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
     LOSS_UNITS["classify"]: "points of accuracy (expected)",
+    LOSS_UNITS["tag"]: "points of F1 (expected)",
     LOSS_UNITS["sequence"]: "% of the classes in sequences (expected)",
     LOSS_UNITS["detect"]: "points of average precision (expected)",
     LOSS_UNITS["segment"]: "points of overlap (expected)",

@@ -72,9 +72,10 @@ class PartCloseness(LabelledRange):
 
 LOSS_UNITS = {
     "classify": "points of accuracy that are expected to be lost",
+    "tag": "points of F1 that are expected to be lost",
     "sequence": "percent of the classes of sequences that are expected to be lost",
     "detect": "points of average precision that are expected to be lost",
-    "segment": "points of overlap that are expected to be lost",
+    "segment": "points of overlap, or percent of peaks, that are expected to be lost",
     "embed": "percent of the ranking of similarities that is lost",
 }
 
@@ -111,7 +112,8 @@ class Fidelity:
     with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
-    the outputs are for. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
+    the outputs are for; `beside` are other outputs than its answers, `numbers` those of them that are a number for each
+    sample. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
     """
 
     outputs: Mapping[str, Closeness]
@@ -124,16 +126,19 @@ class Fidelity:
     parts: Mapping[str, Sequence[PartCloseness]] = field(default_factory=dict)
     agreement: TaskAgreement | None = None
     counted: int = 0
+    beside: Sequence[str] = ()
+    numbers: Sequence[str] = ()
 
 
 def kind_of_samples(fidelity: Fidelity, *, in_sample: bool) -> str:
     """Say what the samples are that a model was measured on."""
+    samples = "sample" if fidelity.samples == 1 else "samples"
     if in_sample:
-        return f"{fidelity.samples} calibration samples"
+        return f"{fidelity.samples} calibration {samples}"
     if fidelity.counted:
         held_out = fidelity.samples - fidelity.counted
         return f"{fidelity.samples} samples ({held_out} held out, {fidelity.counted} that only gave ranges)"
-    return f"{fidelity.samples} held-out samples"
+    return f"{fidelity.samples} held-out {samples}"
 
 
 def in_integers(emulated: DeviceRounding | None) -> str:

@@ -8,7 +8,9 @@ A task that counts right answers is judged by the share of them that is expected
     unclear   anything else: the samples do not tell
 
 Encoders are judged by the ranking of similarities, images by PSNR, other numbers by the SQNR of the worst part of any
-output. The verdict of doubtful data is "unknown" where it would be close or unclear.
+output and by their error beside how much they differ between samples. A model with several kinds of answers gets the
+verdict of the worst. The verdict of doubtful data is "unknown"
+where it would be close or unclear.
 
 Beside it stand warnings of what is wrong, and suggestions of what to try.
 """
@@ -40,12 +42,15 @@ CLOSE_RANKING, WORSE_RANKING, BROKEN_RANKING, CLOSE_COSINE = 0.97, 0.85, 0.3, 0.
 CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR = 35.0, 27.0, 10.0  # 35 dB: hardly visible
 CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
+CLOSE_SPREAD, WORSE_SPREAD, BROKEN_SPREAD = 0.3, 0.6, 1.0  # 0.3: nine tenths of the variance is explained
 DEAD_DB = 3.0  # half of the output is noise
 APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
 UNSURE_SCORE = 0.25  # A score that users do not show
 
 # An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data.
 FAINT = 1e-3
+
+_FROM_BEST: tuple[Level, ...] = ("close", "unclear", "worse", "broken")
 
 TITLES: dict[Level, str] = {
     "close": "Close to float",
@@ -118,14 +123,37 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
 
 
 def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
-    if fidelity.agreement is not None and fidelity.agreement.task != "regress":
-        return _by_task(fidelity.agreement)
-    return _by_noise(fidelity, outputs)
+    if fidelity.agreement is None:
+        return _by_noise(fidelity, outputs)
+    if fidelity.agreement.task == "regress":
+        return _worst(_by_noise(fidelity, outputs), _by_spread(fidelity.agreement))
+    found = _by_task(fidelity.agreement)
+    numbers = {name: outputs[name] for name in fidelity.numbers if name in outputs}
+    blurred = [name for name in fidelity.beside if name in outputs and outputs[name].sqnr_db < WORSE_DETECTIONS_DB]
+    if blurred:
+        found = _worst(found, ("unclear", f"output '{blurred[0]}' has an SQNR of {outputs[blurred[0]].sqnr_db:.1f} dB"))
+    if not numbers:
+        return found
+    sqnr, name = min(_noise(fidelity, numbers))
+    level = _graded(sqnr, (CLOSE_DB, WORSE_DETECTIONS_DB, DEAD_DB))
+    return _worst(found, (level, f"output SQNR {sqnr:.1f} dB of {name}"))
+
+
+def _worst(*found: tuple[Level, str]) -> tuple[Level, str]:
+    return max(found, key=lambda each: _FROM_BEST.index(each[0]))
+
+
+def _by_spread(found: TaskAgreement) -> tuple[Level, str]:
+    """Judge numbers by how much they differ between samples: an error as large as that leaves nothing of them."""
+    if "still" in found.figures:
+        return "unclear", found.summary
+    error = found.figures.get("error_of_spread", 0.0)
+    return _graded(-error, (-CLOSE_SPREAD, -WORSE_SPREAD, -BROKEN_SPREAD)), found.summary
 
 
 def _counts_order(fidelity: Fidelity) -> bool:
-    """Tell whether only the order of scores counts: their noise is not that of the answers."""
-    return _task(fidelity) in ("classify", "sequence")
+    """Tell whether only the order of scores counts, or their sides: their noise is not that of the answers."""
+    return _task(fidelity) in ("classify", "tag", "sequence")
 
 
 def _task(fidelity: Fidelity) -> str | None:
@@ -146,7 +174,7 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     if found.loss is None or found.interval is None:
         return "unclear", "the float model itself finds nothing in these samples"
     low, high = found.interval
-    if found.task == "detect" and not found.figures.get("confident", 1.0):
+    if found.task in ("detect", "tag") and not found.figures.get("confident", 1.0):
         # What float itself would not show is mostly background noise: keeping it or not says nothing of detections.
         return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if found.samples < LEAST_SAMPLES:
@@ -185,7 +213,7 @@ def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level,
 
 def _noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> list[tuple[float, str]]:
     """Return the SQNR of each part, and of each output without parts."""
-    several = len(outputs) > 1
+    several = len(fidelity.outputs) > 1
     found = []
     for name, close in outputs.items():
         parts = [part for part in fidelity.parts.get(name, ()) if part.peak > 0.0]
@@ -210,12 +238,11 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
     """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    if _counts_order(fidelity):
-        return []
+    judged = fidelity.beside if _counts_order(fidelity) else fidelity.outputs
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"
         for name, close in fidelity.outputs.items()
-        if name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
+        if name in judged and name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
     ]
 
 

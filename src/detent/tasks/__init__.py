@@ -1,11 +1,12 @@
 """What a model is for, recognised from its file: so that it can be judged as its user would.
 
     the file's metadata            says it: Ultralytics' `task`, others' `pipeline_tag`, ...
-    token inputs                   a row of scores for the text: classify; for each token: sequence; vectors: embed
+    token inputs                   a row of scores for the text: classify, or tag after a Sigmoid; for each token:
+                                   sequence; vectors: embed
     post-processing of detections  (plan/postprocessing.py), or outputs laid out as a detector's (heads.py): detect
-    shapes                         [n, classes]: classify; [n, steps, classes], after a Softmax or called logits:
-                                   sequence; a map of classes: segment; 1 or 3 channels as large as the image, or
-                                   several times as large: image
+    shapes                         [n, classes]: classify, or tag after a Sigmoid; [n, steps, classes], after a Softmax
+                                   or called logits: sequence; a map of classes: segment; 1 or 3 channels as large as
+                                   the image, or several times as large: image
     anything else                  regress: numbers, compared as such
 
 Shapes are those of real outputs where they are known, since a file often leaves them open. An output that only passes
@@ -24,12 +25,24 @@ from detent.graph.values import rank, static_shape
 from detent.observe.exporters import class_names
 from detent.plan.postprocessing import find_postprocessing
 from detent.tasks.detection import Shape, anchors_of, recognise_head
+from detent.tasks.endings import (
+    SHARES,
+    HeadKind,
+    are_places,
+    are_scores,
+    are_tags,
+    ends_in,
+    is_embedding,
+    passed_on,
+    score_rows,
+)
 
 
 class Task(str, Enum):
     """What outputs are for."""
 
     CLASSIFY = "classify"
+    TAG = "tag"
     SEQUENCE = "sequence"
     DETECT = "detect"
     SEGMENT = "segment"
@@ -49,6 +62,9 @@ _METADATA_WORDS = {
     "classification": Task.CLASSIFY,
     "image-classification": Task.CLASSIFY,
     "text-classification": Task.CLASSIFY,
+    "single_label_classification": Task.CLASSIFY,
+    "multi_label_classification": Task.TAG,
+    "multi-label-classification": Task.TAG,
     "token-classification": Task.SEQUENCE,
     "detect": Task.DETECT,
     "pose": Task.DETECT,
@@ -66,11 +82,9 @@ _METADATA_WORDS = {
     "super-resolution": Task.IMAGE,
     "image-to-image": Task.IMAGE,
 }
-_SHARES = ("Softmax", "LogSoftmax")
 BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
-_PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
-_EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _FEW_CLASSES = 32  # Vectors of words are longer
+FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
 _COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
 
 
@@ -119,8 +133,23 @@ def find_task(
     return task, "as --task says"
 
 
+def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
+    """Return the outputs that hold answers of a classifier or tagger, and of which kind; empty for other tasks.
+
+    The task is right about rows whose ending says otherwise: who names it knows how the model is used.
+    """
+    if task not in (Task.CLASSIFY, Task.TAG):
+        return {}
+    found = score_rows(graph, _shapes(graph, shapes))
+    own: HeadKind = "tags" if task is Task.TAG else "classes"
+    if own in found.values():
+        return found
+    return {name: kind if kind == "number" else own for name, kind in found.items()}
+
+
 _NEEDED = {
     Task.CLASSIFY: "A classifier has a row of two or more scores for each sample.",
+    Task.TAG: "A tagger has a row of two or more scores for each sample, each of a tag that is there or not.",
     Task.SEQUENCE: "A sequence has a row of two or more scores for each step: [n, steps, classes].",
     Task.DETECT: "A detector has boxes and scores: [n, 4 + classes, anchors], [n, anchors, 5 + classes], or in pairs.",
     Task.SEGMENT: "Segmentation has a map of classes: [n, classes, height, width].",
@@ -166,18 +195,6 @@ def _said_by_metadata(metadata: Mapping[str, str]) -> tuple[Task, str] | None:
     return None
 
 
-def passed_on(graph: ir.Graph) -> frozenset[str]:
-    """Return the outputs that are inputs of the model, at most reshaped."""
-    found = set()
-    for value in graph.outputs:
-        source: ir.Value | None = value
-        while source is not None and (node := source.producer()) is not None and node.op_type in _PASSING:
-            source = node.inputs[0]
-        if source in graph.inputs:
-            found.add(str(value.name))
-    return frozenset(found)
-
-
 def _shapes(graph: ir.Graph, real: Mapping[str, Shape] | None) -> dict[str, Shape]:
     given = real or {}
     found = {}
@@ -200,9 +217,11 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
     answers = {value: shapes[str(value.name)] for value in graph.outputs if value.name in shapes}
     rows = [value for value, shape in answers.items() if len(shape) == 2]
     steps = [value for value, shape in answers.items() if len(shape) == 3]
-    if any(_are_scores(value) for value in rows):
+    if any(are_tags(value) for value in rows):
+        return Task.TAG, "token inputs, and a row of tags, each after a Sigmoid"
+    if any(are_scores(value) for value in rows):
         return Task.CLASSIFY, "token inputs, and a row of scores"
-    if any(_are_scores(value) for value in steps):
+    if any(are_scores(value) for value in steps):
         return Task.SEQUENCE, "token inputs, and a row of scores for each token"
     for found, task in ((rows, Task.CLASSIFY), (steps, Task.SEQUENCE)):
         sizes = [answers[value][-1] for value in found]
@@ -212,12 +231,6 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
     if any(answers[value][-1] != 1 for value in (*rows, *steps)):
         return Task.EMBED, f"token inputs, and vectors: {shapes_text(shapes)}"
     return Task.REGRESS, f"outputs {shapes_text(shapes)} are numbers of no known kind"
-
-
-def _are_scores(value: ir.Value) -> bool:
-    """Tell whether rows are scores of classes: after a Softmax, or called so. A score alone has nothing to exceed."""
-    size = None if value.shape is None else value.shape[-1]
-    return size != 1 and (_ends_in(value, _SHARES) or "logit" in str(value.name).lower())
 
 
 def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
@@ -243,11 +256,11 @@ def _is_pyramid(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
 def _by_time(shape: Shape, value: ir.Value, graph: ir.Graph) -> tuple[Task, str] | None:
     """Recognise rows of scores for each step, whichever of the two axes comes first."""
     text = shapes_text({str(value.name): shape})
-    if len(shape) != 3 or _is_embedding(value):
+    if len(shape) != 3 or is_embedding(value):
         return None
     batches = {sizes[0] for each in graph.inputs if (sizes := static_shape(each))}
     recurrent = shape[1] == 1 and shape[0] not in (1, None) and batches == {1} and shape[2] not in (1, None)
-    if recurrent or (shape[1] != 1 and _are_scores(value)):
+    if recurrent or (shape[1] != 1 and are_scores(value)):
         return Task.SEQUENCE, f"{text} is a row of scores for each step"
     return None
 
@@ -256,12 +269,16 @@ def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> t
     text = shapes_text({str(value.name): shape})
     spatial = tuple(size for size in shape[1:] if size != 1)
     if len(shape) == 2 or (len(shape) > 2 and len(spatial) == 1):
-        if _is_embedding(value):
+        if is_embedding(value):
             return Task.EMBED, f"{text} is a vector for each sample"
+        if are_places(value):
+            return None
+        if spatial and are_tags(value):
+            return Task.TAG, f"{text} is a row of tags, each after a Sigmoid of its own"
         if spatial and (spatial[0] is None or spatial[0] >= 2):
-            certain = _are_scores(value)
+            certain = are_scores(value)
             return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
-        return (Task.CLASSIFY, f"{text} is a probability") if _ends_in(value, ("Sigmoid",)) else None
+        return (Task.CLASSIFY, f"{text} is a probability") if ends_in(value, ("Sigmoid",)) else None
     if len(shape) == 3 and image is not None and shape[1:] == image:
         return Task.SEGMENT, f"{text} is a number for each pixel"
     if len(shape) == 4:
@@ -271,7 +288,7 @@ def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> t
 
 def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text: str) -> tuple[Task, str] | None:
     channels, (height, width) = channels_and_sides(shape)
-    if _ends_in(value, (*_SHARES, "Sigmoid", "ArgMax")):
+    if ends_in(value, (*SHARES, "Sigmoid", "ArgMax")):
         return Task.SEGMENT, f"{text} is a map of shares"
     open_size = height is None or width is None or image is None
     larger = open_size or (
@@ -288,64 +305,22 @@ def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text:
 def channels_and_sides(shape: Sequence[int | None]) -> tuple[int | None, tuple[int | None, int | None]]:
     """Return the channels, and height and width, of a map in either layout; channels are fewer than pixels."""
     first, second, third = shape[1:4]
-    last = third is not None and second is not None and third < second and (first is None or first > third)
-    return (third, (first, second)) if last and first == second else (first, (second, third))
+    if first is None or second is None or third is None or third >= min(first, second):
+        return first, (second, third)
+    # A map need not be square, but a side that is far smaller than the two others is none.
+    last = first == second or FEWER_CHANNELS * third <= min(first, second)
+    return (third, (first, second)) if last else (first, (second, third))
 
 
 def _is_multiple(side: int | None, of: int) -> bool:
     return side is not None and of > 0 and side >= of and side % of == 0
 
 
-def _is_embedding(value: ir.Value) -> bool:
-    """Tell whether a row is a vector to compare with others: by its name, or since it is normalized."""
-    if any(word in str(value.name).lower() for word in _EMBEDDING_WORDS):
-        return True
-    node = _last_node(value)
-    if node is None or node.op_type not in ("Div", "LpNormalization", "BatchNormalization", "LayerNormalization"):
-        return False
-    if node.op_type != "Div":
-        return True
-    divisor = node.inputs[1]
-    while divisor is not None and (producer := divisor.producer()) is not None:
-        if producer.op_type in ("ReduceL2", "ReduceL1", "Sqrt"):
-            return True
-        if producer.op_type not in (*_PASSING, "Clip", "Max", "Expand", "Add"):
-            return False
-        divisor = producer.inputs[0]
-    return False
-
-
-def _last_node(value: ir.Value) -> ir.Node | None:
-    """Return the node that computes an output, before what only reshapes it."""
-    node = value.producer()
-    while node is not None and node.op_type in _PASSING and node.inputs and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node
-
-
-def _ends_in(value: ir.Value, op_types: Sequence[str]) -> bool:
-    node = _last_node(value)
-    if node is not None and node.op_type == "Div" and "Softmax" in op_types:
-        return _is_softmax(node)
-    return node is not None and node.op_type in op_types
-
-
-def _is_softmax(division: ir.Node) -> bool:
-    """Tell whether a Div is exp(x) over its own sum: a Softmax as JAX and others write it."""
-    shares, total = division.inputs
-    above = None if shares is None else shares.producer()
-    below = None if total is None else total.producer()
-    while below is not None and below.op_type in (*_PASSING, "Expand", "Add", "Max", "Clip"):
-        below = None if below.inputs[0] is None else below.inputs[0].producer()
-    summed = below is not None and below.op_type == "ReduceSum" and below.inputs[0] is shares
-    return above is not None and above.op_type == "Exp" and summed
-
-
 def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:
     every = [shape for shape in shapes.values() if shape]
     if not every or task is Task.REGRESS:
         return True
-    if task is Task.CLASSIFY:
+    if task in (Task.CLASSIFY, Task.TAG):
         return any(len(tuple(size for size in shape[1:] if size != 1)) == 1 for shape in every)
     if task is Task.SEQUENCE:
         return any(len(shape) == 3 for shape in every) and find_postprocessing(graph) is None

@@ -1,7 +1,8 @@
-"""Labels of objects, of pixels and of pairs, as people keep them on disk.
+"""Labels of tags, of objects, of pixels and of pairs, as people keep them on disk.
 
 | task    | labels                                              | one of them                                          |
 | ------- | --------------------------------------------------- | ---------------------------------------------------- |
+| tag     | a table of file and labels                          | `cat.jpg,3 17`, or a column for each: `cat.jpg,0,1`  |
 | detect  | a folder of NAME.txt beside the images (YOLO)       | `class cx cy w h`, as shares of the image            |
 | detect  | a .json file (COCO instances)                       | `bbox: [x, y, w, h]` in pixels, `iscrowd`            |
 | segment | a folder of NAME.png                                | the class of each pixel; 255 is ignored              |
@@ -269,6 +270,43 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
+class TagLabels:
+    """The tags of each sample. `columns` is how many tags the table knows, if it has a column for each."""
+
+    task: ClassVar[Task] = Task.TAG
+
+    described: str
+    tags: Mapping[str, Sequence[int]]
+    columns: int | None = None
+    note: str = ""
+
+    def assign(self, names: Sequence[str], place: str) -> TagLabels:
+        """Return the labels of these samples, by their names. Raise DataError for one without its partner."""
+        keys = _keys(names, self.tags, without_ending=False)
+        missing = [name for name, key in keys.items() if key is None]
+        check_partners(missing, set(self.tags) - set(keys.values()), self.described, place)
+        found = {name: self.tags[key] for name, key in keys.items() if key is not None}
+        return TagLabels(self.described, found, self.columns, self.note)
+
+    def truths(self, names: Sequence[str], count: int) -> npt.NDArray[np.bool_]:
+        """Return which of `count` tags each sample has. Raise DataError for a tag that the model does not have."""
+        if self.columns is not None and self.columns != count:
+            raise DataError(
+                f"{self.described} has {self.columns} columns of tags, but the model has {count} tags. Each column is "
+                "the model's tag at its place."
+            )
+        table = np.zeros((len(names), count), np.bool_)
+        for row, name in enumerate(names):
+            outside = [tag for tag in self.tags[name] if not 0 <= tag < count]
+            if outside:
+                raise DataError(
+                    f"{name} has the tag {outside[0]} in {self.described}, but the model has the tags 0 to {count - 1}."
+                )
+            table[row, list(self.tags[name])] = True
+        return table
+
+
+@dataclass(frozen=True)
 class MaskLabels:
     """A picture of classes for each image."""
 
@@ -327,7 +365,7 @@ class PairLabels:
         return self
 
 
-TaskLabels = BoxLabels | MaskLabels | PairLabels
+TaskLabels = TagLabels | BoxLabels | MaskLabels | PairLabels
 
 
 @dataclass(frozen=True)

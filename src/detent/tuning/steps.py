@@ -65,12 +65,16 @@ class TuningStep:
 
 @dataclass(frozen=True)
 class Ingredient:
-    """Something that is added to a recipe. `changes` are fields of the recipe; `kind` is what it works on."""
+    """Something that is added to a recipe. `changes` are fields of the recipe; `kind` is what it works on.
+
+    `undoes` says that it takes away what usually helps.
+    """
 
     name: str
     what: str
     changes: dict[str, object]
     kind: Kind | None = None
+    undoes: bool = False
 
     def added_to(self, recipe: Recipe) -> TuningStep | None:
         """Return the step that adds it; None if the recipe cannot have it, or has it already."""
@@ -91,7 +95,7 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
         refined("quick rounding", "biases are corrected, and weights make up for each other", QuickRounding(), None),
         Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True})
         if base.equalize is None
-        else Ingredient("no equalization", "channels keep their ranges", {"equalize": False}),
+        else Ingredient("no equalization", "channels keep their ranges", {"equalize": False}, undoes=True),
         Ingredient(
             "MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}, "activations"
         ),
@@ -108,11 +112,14 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
 
 
 def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
-    """Return what may help: first what works on the kind that makes most of the error, then the rest."""
+    """Return what may help: first what works on the kind that makes most of the error, then the rest.
+
+    What takes a step of the recipe away comes behind what adds to it.
+    """
     leading: Kind = "weights" if blame.weights >= blame.activations else "activations"
     tried = [each for each in ingredients(base) if blame.blames(each.kind)]
     # Learning by gradients takes minutes where the others take seconds, so it stays last.
-    return sorted(tried, key=lambda each: (each.name in _SLOW, each.kind not in (None, leading)))
+    return sorted(tried, key=lambda each: (each.name in _SLOW, each.undoes, each.kind not in (None, leading)))
 
 
 def ways_up(recipe: Recipe) -> tuple[Way, ...]:

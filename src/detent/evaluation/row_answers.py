@@ -1,0 +1,230 @@
+"""Compare answers that are rows of scores: one of several classes, or any of several tags; of one output or of several.
+
+    classes   whether the top class is kept; and the expected loss of accuracy: with p the float model's probabilities
+              and i, j the top classes of float and quantized model, the mean of p[i] - p[j]. If p is as right as it
+              claims, that is how many answers become wrong less those that become right. A change between two classes
+              that were equally likely costs nothing, so a few samples tell more than a count of changes does.
+    tags      whether each tag stays on its side of a half; and the expected loss of F1: a tag that is lost costs
+              2p - 1, one that is new half of 1 - 2p (a wrong tag more lowers F1 half as much as a right one less),
+              all relative to the sum of p over the tags of float. If no sample has a tag, the best few are compared.
+
+A model of several outputs is judged by the worst of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
+from detent.tasks.endings import HeadKind
+
+# What a change of the top class costs on average, where few changes were seen: that of common classifiers.
+USUAL_COST = 0.15
+
+BEST_TAGS = 3  # that are compared if float finds none in any sample
+
+Outputs = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+Row = dict[str, float]
+Rows = Mapping[str, Floats]  # the numbers of all samples, by name
+Heads = Mapping[str, HeadKind]
+
+# The loss and its interval, None if the task has none; the figures of the task, and a clause that tells them.
+Summary = tuple[float | None, Interval | None, dict[str, float], str]
+
+
+def probabilities(scores: Floats) -> Floats:
+    """Return probabilities along the last axis: the scores themselves, if they are within 0..1."""
+    if float(scores.min(initial=0.0)) >= -1e-6 and float(scores.max(initial=0.0)) <= 1.0 + 1e-3:
+        return scores
+    if float(scores.max(initial=0.0)) <= 1e-6 and np.allclose(np.exp(scores).sum(-1), 1.0, atol=1e-2):
+        return np.asarray(np.exp(scores))  # a LogSoftmax
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def chances(scores: Floats) -> Floats:
+    """Return the probability of each tag by itself: the scores, or their Sigmoid if they are logits."""
+    return scores if threshold(scores) else np.asarray(1 / (1 + np.exp(-scores)))
+
+
+def threshold(scores: Floats) -> float:
+    """Return what a score by itself has to exceed: a half of a probability, 0 of a logit."""
+    return 0.5 if float(scores.min(initial=0.0)) >= 0.0 and float(scores.max(initial=0.0)) <= 1.0 else 0.0
+
+
+def score_heads(heads: Heads, outputs: Outputs, samples: int) -> dict[str, Floats]:
+    """Return the outputs that hold scores, each as [samples, classes]. Without known heads it is the first row."""
+    rows = {
+        name: array.reshape(samples, -1).astype(np.float64)
+        for name, array in outputs.items()
+        if array.dtype.kind == "f" and array.ndim >= 2 and array.shape[0] == samples and _is_row(array.shape)
+    }
+    known = {name: rows[name] for name, kind in heads.items() if kind != "number" and name in rows}
+    found = known or dict(list(rows.items())[:1])
+    if not found:
+        raise ValueError("no output holds class scores")
+    return found
+
+
+def class_scores(heads: Heads, outputs: Outputs, samples: int) -> Floats:
+    """Return the first output that holds scores, as [samples, classes]."""
+    return next(iter(score_heads(heads, outputs, samples).values()))
+
+
+def _is_row(shape: Sequence[int]) -> bool:
+    return max(shape[1:]) == math.prod(shape[1:])
+
+
+def compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Return, for each row of scores, whether the top class is the same and what the change is expected to cost."""
+    if first.shape[-1] == 1:  # the probability of the one class
+        half, p = threshold(first), chances(first)[..., 0]
+        same = (first[..., 0] > half) == (second[..., 0] > half)
+        return same.astype(np.float64), np.where(same, 0.0, np.abs(2 * p - 1))
+    shares = probabilities(first)
+    one, other = first.argmax(-1)[..., None], second.argmax(-1)[..., None]
+    cost = np.take_along_axis(shares, one, -1) - np.take_along_axis(shares, other, -1)
+    return (one == other)[..., 0].astype(np.float64), cost[..., 0]
+
+
+def compare_rows(heads: Heads, default: HeadKind, expected: Outputs, found: Outputs, samples: int) -> list[Row]:
+    """Return numbers to sum up for each sample, by what they count and the output; one not in `heads` is `default`.
+
+    `same` is whether all outputs keep their top class.
+    """
+    rows: list[Row] = [{} for _ in range(samples)]
+    for name, first in score_heads(heads, expected, samples).items():
+        second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
+        compared = _classes if heads.get(name, default) == "classes" else _tags
+        for row, numbers in zip(rows, compared(first, second), strict=True):
+            same = min(row.get("same", 1.0), numbers.get("same", 1.0))
+            row.update({f"{what} of {name}": value for what, value in numbers.items()}, same=same)
+    return rows
+
+
+def _classes(first: Floats, second: Floats) -> list[Row]:
+    kept, cost = compare_classes(first, second)
+    return [{"same": float(same), "cost": float(lost), "weight": 1.0} for same, lost in zip(kept, cost, strict=True)]
+
+
+def _tags(first: Floats, second: Floats) -> list[Row]:
+    half = threshold(first)
+    return [
+        _tags_of(p, q, one > half, other > half)
+        for p, q, one, other in zip(chances(first), _like(first, second), first, second, strict=True)
+    ]
+
+
+def _like(first: Floats, second: Floats) -> Floats:
+    """Return the probabilities of tags, of logits or not as those of the float model are."""
+    return np.clip(second, 0.0, 1.0) if threshold(first) else np.asarray(1 / (1 + np.exp(-second)))
+
+
+def _tags_of(p: Floats, q: Floats, wanted: npt.NDArray[np.bool_], shown: npt.NDArray[np.bool_]) -> Row:
+    kept, extra = wanted & shown, shown & ~wanted
+    best, still = (np.argsort(-each, kind="stable")[:BEST_TAGS] for each in (p, q))
+    return {
+        "wanted": float(wanted.sum()),
+        "kept": float(kept.sum()),
+        "extra": float(extra.sum()),
+        "shift": float((q - p)[wanted].sum()),
+        "cost": float((2 * p - 1)[wanted & ~shown].sum() + (1 - 2 * p)[extra].sum() / 2),
+        "weight": float(p[wanted].sum()),
+        "best_wanted": float(len(best)),
+        "best_kept": float(len(set(best.tolist()) & set(still.tolist()))),
+        "best_shift": float((q - p)[best].sum()),
+        "best_cost": float(p[best].sum() - p[still].sum()),
+        "best_weight": float(p[best].sum()),
+    }
+
+
+def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
+    """Return mean(parts), or sum(parts) / sum(wholes), and where it lies with 95 % confidence."""
+    total = float(len(parts) if wholes is None else wholes.sum())
+    if total == 0.0:
+        return 0.0, (0.0, 1.0)
+    low, high = np.percentile(resampled(parts, wholes), [2.5, 97.5])
+    return float(parts.sum()) / total, (float(low), float(high))
+
+
+def unseen(changes: int, count: int, loss: float) -> float:
+    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost."""
+    usual = (loss + USUAL_COST) / (changes + 1)
+    return wilson_interval(changes, count)[1] * usual
+
+
+_COST = "cost of "
+
+
+def _by_head(rows: Rows) -> dict[str, Rows]:
+    """Return the numbers of each output."""
+    names = [key.removeprefix(_COST) for key in rows if key.startswith(_COST)]
+    return {
+        name: {key.removesuffix(f" of {name}"): values for key, values in rows.items() if key.endswith(f" of {name}")}
+        for name in names
+    }
+
+
+def paired_costs(rows: Rows) -> tuple[Floats, Floats]:
+    """Return what each sample costs, and its weight, of the worst output."""
+
+    def costs(numbers: Rows) -> tuple[Floats, Floats]:
+        faint = _faint(numbers)
+        return numbers[f"{faint}cost"], numbers[f"{faint}weight"]
+
+    return max(map(costs, _by_head(rows).values()), key=lambda pair: pair[0].sum() / max(pair[1].sum(), 1e-30))
+
+
+def _faint(numbers: Rows) -> str:
+    """Return how the numbers begin that count: float may have found no tag in any sample."""
+    return "best_" if "wanted" in numbers and not numbers["wanted"].any() else ""
+
+
+def summarize_rows(rows: Rows) -> Summary:
+    """Return the summary of the worst output."""
+    found = {name: (_of_tags if "wanted" in each else _of_classes)(each) for name, each in _by_head(rows).items()}
+    worst = max(found, key=lambda name: (found[name][1] or (0.0, 1.0))[1])
+    loss, interval, figures, text = found[worst]
+    if len(found) > 1:
+        figures = figures | {f"loss of '{name}'": each[0] for name, each in found.items() if each[0] is not None}
+        text = f"'{worst}' keeps least of {len(found)} answers: {text}"
+    return loss, interval, figures, text
+
+
+def _of_classes(numbers: Rows) -> Summary:
+    count, same = len(numbers["same"]), round(float(numbers["same"].sum()))
+    loss, (low, high) = bootstrap(numbers["cost"])
+    high = max(high, unseen(int((numbers["cost"] > 0).sum()), count, float(numbers["cost"].sum())))
+    kept = wilson_interval(same, count)
+    text = f"{same} of {count} samples keep their top class (95 % interval {interval_text(in_percent(kept), '.0f')} %)"
+    text += f"; expected loss of accuracy {_points(loss, (low, high))}"
+    figures = {"same_top1": float(numbers["same"].mean()), "same_top1_low": kept[0], "same_top1_high": kept[1]}
+    return loss, (low, high), figures, text
+
+
+def _of_tags(numbers: Rows) -> Summary:
+    faint = _faint(numbers)
+    wanted, kept, shift = (float(numbers[f"{faint}{what}"].sum()) for what in ("wanted", "kept", "shift"))
+    extra = float(numbers["extra"].sum())
+    loss, (low, high) = bootstrap(numbers[f"{faint}cost"], numbers[f"{faint}weight"])
+    changes = int(wanted - kept)
+    high = max(high, unseen(changes, round(wanted), float(numbers[f"{faint}cost"].sum())))
+    which = f"of the {BEST_TAGS} best tags" if faint else "tags above 0.5"
+    text = f"{kept:.0f} of {wanted:.0f} {which} are kept, {extra:.0f} are new, scores move by {shift / wanted:+.2f}"
+    figures = {
+        "kept": kept / wanted,
+        "new": extra / wanted,
+        "score_shift": shift / wanted,
+        "confident": 0.0 if faint else 1.0,
+    }
+    return loss, (low, high), figures, f"{text}; expected loss of F1 {_points(loss, (low, high))}"
+
+
+def _points(loss: float, interval: Interval) -> str:
+    return f"{100 * loss:.1f} points ({interval_text(in_percent(interval), '.1f')})"
