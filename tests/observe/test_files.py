@@ -82,6 +82,13 @@ def test_a_few_images_that_cannot_be_read_are_passed_over_and_named(tmp_path):
     assert without_broken(kept) is kept
 
 
+def test_only_images_that_are_chosen_are_looked_at(tmp_path):
+    found = images_of(tmp_path / "calib", 40, [(at, "empty") for at in (0, 3, 7, 12, 22)])
+    kept = without_broken(found, lambda total: [position * total // 8 for position in range(8)])
+    assert len(kept.names) == 39  # 0, 5, 10, ... are chosen, and 1 in the place of 0
+    assert kept.place.endswith("(1 image skipped that cannot be read: 000.jpg)")
+
+
 @pytest.mark.parametrize(("count", "broken"), [(1, 1), (4, 2), (12, 4), (80, 5)])
 def test_many_images_that_cannot_be_read_are_an_error(tmp_path, count, broken):
     found = images_of(tmp_path / "calib", count, [(at, "empty") for at in range(broken)])

@@ -359,23 +359,34 @@ def find_files(path: Path) -> Found:
     return Found(next(iter(first)), path.absolute(), tuple(names), place)
 
 
-def without_broken(found: Found, *, strict: bool = False) -> Found:
+def without_broken(
+    found: Found, chosen: Callable[[int], Sequence[int]] | None = None, *, strict: bool = False
+) -> Found:
     """Return image files without those that cannot be read; `place` names them.
 
-    Raise DataError that names them if they are many, which is no accident, or with `strict` if there are any.
+    Only those are looked at that `chosen` takes of so many files, by default all: a folder may hold a million. Raise
+    DataError that names the broken ones if they are many, which is no accident, or with `strict` if there are any.
     """
-    why = {name: reason for name in found.names if (reason := why_unreadable(found.folder / name))}
+    why: dict[str, str] = {}
+    looked_at, names = set[str](), found.names
+    while True:
+        new = {names[at] for at in (range(len(names)) if chosen is None else chosen(len(names)))} - looked_at
+        reasons = {name: reason for name in sorted(new) if (reason := why_unreadable(found.folder / name))}
+        why, looked_at = why | reasons, looked_at | new
+        broken, total = sorted(why), len(looked_at)
+        named = f"{', '.join(broken[:MOST_NAMED])}{', ...' * (len(broken) > MOST_NAMED)}"
+        if broken and (strict or len(broken) > max(min(FEW_BROKEN, total // 4), total // 20)):
+            raise DataError(
+                f"{len(broken)} of {total} images {found.place} cannot be read: {named}. The first: {why[broken[0]]}. "
+                "Repair them or take them out of the data."
+            )
+        if not reasons:
+            break
+        names = tuple(name for name in names if name not in why)  # others may be chosen now
     if not why:
         return found
-    broken, total = list(why), len(found.names)
-    named = f"{', '.join(broken[:MOST_NAMED])}{', ...' * (len(broken) > MOST_NAMED)}"
-    if strict or len(broken) > max(min(FEW_BROKEN, total // 4), total // 20):
-        raise DataError(
-            f"{len(broken)} of {total} images {found.place} cannot be read: {named}. The first: {why[broken[0]]}. "
-            "Repair them or take them out of the data."
-        )
     said = f" ({len(broken)} image{'s' * (len(broken) > 1)} skipped that cannot be read: {named})"
-    return replace(found, names=tuple(name for name in found.names if name not in broken), place=found.place + said)
+    return replace(found, names=names, place=found.place + said)
 
 
 def _said_of(skipped: Sequence[str]) -> str:

@@ -157,6 +157,8 @@ def open_source(
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
     rows: files.Rows
+    size, whole = _batch_size(inputs, batch)
+    chosen = partial(samples.select, limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
     if data is None:
         rows = files.random_rows(inputs, 0 if seed is None else seed)
     elif isinstance(data, (str, os.PathLike)):
@@ -164,7 +166,8 @@ def open_source(
         if found.kind == "image":
             spec = files.single_input(inputs, "an image", ".npz files with the input names as keys")
             recipe, note = guess_preprocess(spec, options)
-            rows = files.image_rows(files.without_broken(found, strict=strict), inputs, recipe)
+            found = files.without_broken(found, lambda total: chosen(total).rows, strict=strict)
+            rows = files.image_rows(found, inputs, recipe)
         else:
             rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
     elif isinstance(data, Mapping) or samples.is_array_like(data):
@@ -176,8 +179,7 @@ def open_source(
         return _open_stream(data, inputs, samples.StreamSelection.of(limit, hold_out), batch)
     if recipe is None:
         _refuse_options(options)
-    size, whole = _batch_size(inputs, batch)
-    selection = samples.select(len(rows), limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
+    selection = chosen(len(rows))
     if selection.used == 0:
         have = len(rows) if limit is None else min(limit, len(rows))
         raise DataError(
@@ -189,7 +191,6 @@ def open_source(
 def _open_stream(
     data: Any, inputs: Sequence[InputSpec], selection: samples.StreamSelection, batch: int | None
 ) -> StreamSource | ShardedSource:
-    _batch_size(inputs, batch)
     if batch not in (None, 1) and inputs[0].shape[0] is None:
         raise UsageError(
             f"--batch {batch} stacks samples of files and arrays; items of a stream are used as they come."
