@@ -194,6 +194,7 @@ def test_a_node_that_its_operator_does_not_take_is_named():
     for spoil, said in (
         (lambda node: node.input.pop(), "1 inputs"),
         (lambda node: node.attribute.append(helper.make_attribute("group", "two")), "'group' of type STRING"),
+        (lambda node: node.attribute.append(onnx.AttributeProto(name="since", i=3)), "'since' without a type"),
     ):
         model = tiny_model()
         spoil(model.graph.node[2])

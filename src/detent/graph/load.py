@@ -382,6 +382,11 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
     """
     newest = onnx.defs.onnx_opset_version()
     version = min(model.opset_imports.get("", newest), newest)  # what is newer still, or not said, is like the newest
+    inner = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in chain(model.graph.all_nodes(), inner):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.UNDEFINED:
+                raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))
     for node in model.graph.all_nodes():
         schema = _schema(node.op_type, version) if node.domain == "" else None
         if schema is None or node.op_identifier() in model.functions:
@@ -397,7 +402,11 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
                 wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
         if wrong:
-            raise ModelError(f"Node '{node.name}' ({node.op_type}) of {where} has {wrong}. Export the model again.")
+            raise ModelError(_malformed(node, where, wrong))
+
+
+def _malformed(node: ir.Node, where: str, what: str) -> str:
+    return f"Node '{node.name}' ({node.op_type}) of {where} has {what}. Export the model again."
 
 
 @cache
