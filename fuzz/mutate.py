@@ -137,4 +137,5 @@ def _change_list(values: Any, rng: random.Random) -> None:
         number = isinstance(items[0], int) and not isinstance(items[0], bool)
         order[at] = rng.choice(NUMBERS[:6]) if number else order[at]
         del values[:]
-        values.extend(order)
+        with suppress(ValueError):  # texts that are no UTF-8
+            values.extend(order)

@@ -40,7 +40,7 @@ def run_one(target: Target, folder: Path, data: bytes) -> str | None:
         pass
     except Exception:  # noqa: BLE001 - this is what is searched for
         return traceback.format_exc(limit=-6)
-    left = sorted(set(os.listdir(folder)) - target.files)
+    left = sorted({path.name for path in folder.iterdir()} - target.files)
     if left:
         return f"left behind: {left}"
     took = _peak() - before
@@ -66,7 +66,7 @@ def _limit_memory() -> None:
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a folder, in memory where the system has that, for this process and for all that it makes temporarily."""
-    memory = Path("/dev/shm")  # noqa: S108 - as fast as a folder can be
+    memory = Path("/dev/shm")
     place = str(memory) if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="detent-fuzz-", dir=place) as folder:
         before, tempfile.tempdir = tempfile.tempdir, place

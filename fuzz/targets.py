@@ -9,9 +9,9 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+from benchmarks.foreign import RECIPES, feeds_for, try_recipe
 
 import detent
-from benchmarks.foreign import RECIPES, feeds_for, try_recipe
 from detent.comparison.inspection import inspect_model
 from detent.convert import convert
 from detent.device_check import check
@@ -56,7 +56,9 @@ def _quantize(folder: Path, data: bytes) -> None:
         if feeds is None:
             detent.quantize(path, None, limit=2, recipe=recipe, trust=True)
             return
-        outcome = try_recipe(path, feeds, recipe, folder, trust=True)  # a trial for each run would take most of the time
+        outcome = try_recipe(
+            path, feeds, recipe, folder, trust=True
+        )  # a trial for each run would take most of the time
     if outcome.kind not in ("ok", "refused"):
         raise AssertionError(f"{recipe}: {outcome.kind}: {outcome.detail}")
 

@@ -26,7 +26,7 @@ from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
 from detent.graph.guard import finish_trial
-from detent.graph.message import SMALL, check_message, external_files, mended
+from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, kind_of_file, mended
 from detent.graph.values import rank, repair_names
 
 
@@ -240,8 +240,10 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
+        proto = read_proto(path)
+        check_functions(proto, where)  # first: native code would write them out
         finish_trial(path)
-        graph_model = _deserialize(read_proto(path), where, folder=path.parent)
+        graph_model = _deserialize(proto, where, folder=path.parent)
         graph_model.meta[FILE] = path  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
@@ -288,18 +290,24 @@ def read_proto(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and cannot be read twice
+            raise ModelError(f"{path} is a pipe or a device. Save the model as a file first.")
         data = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"There is no file {path}.") from None
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
-    proto = onnx.ModelProto()
+    proto, broken = onnx.ModelProto(), not data
     try:
         proto.ParseFromString(data)
-    except DecodeError as error:
+    except DecodeError:
+        broken = True
+    if broken:
+        known = kind_of_file(data[:4096])
         raise ModelError(
-            f"{path} is not an ONNX model, or only part of one ({len(data):,} bytes). Export or download it again."
-        ) from error
+            f"{path} is not an ONNX model{f': {known}' if known else ', or only part of one'}"
+            + ("" if known else f" ({len(data):,} bytes). Export or download it again.")
+        )
     return proto
 
 
@@ -360,7 +368,7 @@ def _without(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
 
 
 def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse, naming the value, what the graph library has no word for: maps, and sparse initializers."""
+    """Refuse, naming the value, what the graph library has no word for: maps, and sparse tensors."""
     for value in (*proto.graph.input, *proto.graph.output):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
@@ -373,6 +381,13 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise ModelError(f"Initializer '{name}' of {where} is sparse. Export the model with dense weights.")
+    for node in (node for graph in all_graphs(proto) for node in graph.node):
+        for attribute in node.attribute:
+            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                raise ModelError(
+                    f"'{attribute.name}' of node '{node.name}' ({node.op_type}) of {where} is a sparse tensor. Export "
+                    "the model with dense ones."
+                )
 
 
 def _refuse_malformed(model: ir.Model, where: str) -> None:
@@ -381,7 +396,7 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
     onnxruntime refuses it as well. What is checked here, no later step has to.
     """
     newest = onnx.defs.onnx_opset_version()
-    version = min(model.opset_imports.get("", newest), newest)  # what is newer still, or not said, is like the newest
+    version = min(model.opset_imports.get("", newest), newest)  # what is newer still is like the newest
     inner = (node for function in model.functions.values() for node in function.all_nodes())
     for node in chain(model.graph.all_nodes(), inner):
         for attribute in node.attributes.values():

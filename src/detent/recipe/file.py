@@ -111,7 +111,7 @@ def from_plain(plain: Mapping[str, Any]) -> Recipe:
 
 @cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """Return the types of a class's fields. Python compiles each of them anew, which takes milliseconds for a Recipe."""
+    """Return the types of a class's fields. Python compiles them anew each time, which takes milliseconds."""
     return get_type_hints(kind)
 
 
@@ -228,7 +228,8 @@ def _fields(value: Any) -> Plain:
 
 def _field_types(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass with their types, without what its bases declare beside them."""
-    hints = _hints(type(value))
+    kind: type = type(value)
+    hints = _hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(value)}
 
 
