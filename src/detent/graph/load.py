@@ -403,7 +403,7 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             if attribute.type == ir.AttributeType.UNDEFINED:
                 raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))
     for node in model.graph.all_nodes():
-        schema = _schema(node.op_type, version) if node.domain == "" else None
+        schema = operator_schema(node.op_type, version) if node.domain == "" else None
         if schema is None or node.op_identifier() in model.functions:
             continue
         count, wrong = len(node.inputs), ""
@@ -425,7 +425,7 @@ def _malformed(node: ir.Node, where: str, what: str) -> str:
 
 
 @cache
-def _schema(operator: str, version: int) -> onnx.defs.OpSchema | None:
+def operator_schema(operator: str, version: int) -> onnx.defs.OpSchema | None:
     """Return what an operator takes in a version of the standard operators; None if that is not known."""
     try:
         return onnx.defs.get_schema(operator, version, "")

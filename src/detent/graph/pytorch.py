@@ -119,8 +119,8 @@ def _opened(torch: Any, path: Path) -> Any:
         raise ModelError(
             f"{path} is neither an exported program nor TorchScript ({_first_line(error).partition('. ')[0]}). A "
             "pickled module or a state_dict cannot be opened alone: load it in Python and give the module to "
-            "detent.quantize(module, ..., example_inputs=...), save it with torch.export.save, or export it to ONNX with "
-            "the tool that made it."
+            "detent.quantize(module, ..., example_inputs=...), save it with torch.export.save, or export it to ONNX "
+            "with the tool that made it."
         ) from error
 
 

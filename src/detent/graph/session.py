@@ -310,7 +310,7 @@ def check_operators(model: ir.Model) -> None:
         operator = node.op_type if standard else f"{node.domain}::{node.op_type}"
         raise ModelError(
             f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
-            "Replace it before quantizing, or cut the model before it."
+            "Replace it, or cut the model before it."
         )
 
 
