@@ -189,7 +189,8 @@ def test_clip_before_quantizers():
 
 @pytest.mark.parametrize("form", ["cast", "simulated", "pure"])
 def test_an_operator_that_nobody_knows_is_named(form):
-    proto = build([node("Mul", "x w", "m"), node("Convv", "m w", "y")], [info("y", (1, 3, 8, 8))], {"w": normal(8)})
+    proto = build([node("Mul", "x w", "m"), node("Add", "m w", "y")], "y", {"w": normal(8)})
+    proto.graph.node[1].op_type = "Convv"
     with pytest.raises(ModelError, match="Convv"):
         converted(proto, f"bfloat16:form={form}")
 
