@@ -399,6 +399,8 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
     version = min(model.opset_imports.get("", newest), newest)  # what is newer still is like the newest
     inner = (node for function in model.functions.values() for node in function.all_nodes())
     for node in chain(model.graph.all_nodes(), inner):
+        if not node.op_type or not node.outputs:
+            raise ModelError(_malformed(node, where, "no outputs" if node.op_type else "no operator type"))
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.UNDEFINED:
                 raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))

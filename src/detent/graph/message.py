@@ -98,6 +98,7 @@ def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> No
             raise ModelError(f"{where} has opset {entry.version}, which there cannot be. Export the model again.")
     if not any(entry.domain in _STANDARD for entry in proto.opset_import):
         _refuse_standard_nodes(proto, where)
+    _refuse_hollow_attributes(proto, where)
     for tensor in proto.graph.initializer:
         _check_tensor(tensor, where, folder, most_inside=SMALL)
     for tensor in _other_tensors(proto):
@@ -112,6 +113,21 @@ def _refuse_standard_nodes(proto: onnx.ModelProto, where: str) -> None:
                 raise ModelError(
                     f"Node '{_as_text(node.name)}' ({_as_text(node.op_type)}) of {where} is ONNX's own, and the model "
                     "does not say which version of ONNX's operators it uses. Export the model again."
+                )
+
+
+_HELD_IN = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g"}
+
+
+def _refuse_hollow_attributes(proto: onnx.ModelProto, where: str) -> None:
+    """Refuse an attribute that is said to be a tensor or a graph and holds none."""
+    for node in (node for graph in all_graphs(proto) for node in graph.node):
+        for attribute in node.attribute:
+            field = _HELD_IN.get(attribute.type)
+            if field is not None and not attribute.HasField(field) and not attribute.ref_attr_name:
+                raise ModelError(
+                    f"Node '{_as_text(node.name)}' ({_as_text(node.op_type)}) of {where} has an attribute "
+                    f"'{_as_text(attribute.name)}' whose tensor or graph the file does not hold. Export it again."
                 )
 
 
