@@ -188,6 +188,8 @@ class Trial:
     def problems(self, code: int | None, before: dict[str, bytes], *, killed: bool) -> Iterator[str]:
         """Yield what is wrong after a fault, and after the command that follows it."""
         said = self.log.read_text(errors="replace")
+        # What was counted is kept, as of an interrupted run: the next one, with fewer threads, goes on from there.
+        killed = killed or "not enough memory" in said
         if code is None:
             yield "hang"
         if "Traceback" in said or code in (1, 99):

@@ -25,8 +25,9 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.file_kinds import kind_of_file
 from detent.graph.guard import finish_trial
-from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, kind_of_file, mended
+from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
 from detent.graph.values import rank, repair_names
 
 

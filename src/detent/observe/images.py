@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError
-from detent.graph.message import kind_of_file
+from detent.graph.file_kinds import kind_of_file
 
 if TYPE_CHECKING:
     from PIL import Image
