@@ -94,14 +94,14 @@ def _random(value: Any) -> np.ndarray[Any, Any]:
     return numbers.astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
 
 
-def try_recipe(path: Path, feeds: Arrays, recipe: str, folder: Path) -> Outcome:
+def try_recipe(path: Path, feeds: Arrays, recipe: str, folder: Path, *, trust: bool = False) -> Outcome:
     """Quantize one model and say what became of it."""
     import detent
 
     output, name = folder / "out.onnx", path.stem
     output.unlink(missing_ok=True)
     try:
-        report = detent.quantize(path, output, [feeds, feeds], recipe=recipe)
+        report = detent.quantize(path, output, [feeds, feeds], recipe=recipe, trust=trust)
     except detent.DetentError as error:
         return Outcome(name, recipe, "refused", f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - this is what is counted

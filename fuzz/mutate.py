@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,8 @@ TOKENS = (
     *(b'"', b"'", b",", b"\n", b"\r", b"=", b"null", b"true", b"[]", b"{}", b"\\u0000", b"../", b"a" * 5000),
     *(b"(" * 300, b"'''", b"#", b"\xd8\x00", b"0x", b"1_000", b"1979-05-27"),
 )
+FLOATS = (0.0, -0.0, -1.0, 1e-45, 65504.0, 1e30, 3.4e38, float("nan"), float("inf"), float("-inf"))
+OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas()})
 TEXTS = ("", "x", "\0", "../../x", "é" * 300, "ai.onnx", "com.microsoft", "Conv", "Loop", "If", "QuantizeLinear")
 
 
@@ -48,6 +51,9 @@ def _change_message(data: bytes, rng: random.Random) -> bytes:
     except DecodeError:
         return _change_bytes(data, rng)
     message: Message = proto
+    if proto.graph.node and rng.random() < 0.15:
+        _rewire(proto.graph, rng)
+        return bytes(proto.SerializeToString())
     while True:
         fields = message.ListFields()
         if not fields:
@@ -66,6 +72,20 @@ def _change_message(data: bytes, rng: random.Random) -> bytes:
         return data
 
 
+def _rewire(graph: onnx.GraphProto, rng: random.Random) -> None:
+    """Let a node, or the graph, read or write another value of the graph."""
+    values = (*graph.input, *graph.output, *graph.initializer)
+    names = [value.name for value in values] + [name for node in graph.node for name in (*node.input, *node.output)]
+    node = rng.choice(graph.node)
+    ends = [each for each in (node.input, node.output) if each]
+    with suppress(TypeError, ValueError):  # a name that is no text
+        if ends and rng.random() < 0.8:
+            end = rng.choice(ends)
+            end[rng.randrange(len(end))] = rng.choice(names)
+        elif values:
+            rng.choice(values).name = rng.choice(names)
+
+
 def _is_repeated(value: Any) -> bool:
     return hasattr(value, "append") or hasattr(value, "add")
 
@@ -80,12 +100,21 @@ def _change_field(message: Message, name: str, value: Any, rng: random.Random) -
     elif isinstance(value, int):
         _assign(message, name, rng.choice(NUMBERS), value)
     elif isinstance(value, float):
-        setattr(message, name, rng.choice((0.0, -1.0, float("nan"), float("inf"), 1e30)))
+        setattr(message, name, rng.choice(FLOATS))
     elif isinstance(value, str):
-        setattr(message, name, rng.choice(TEXTS))
+        setattr(message, name, rng.choice(OPERATORS if name == "op_type" and rng.random() < 0.8 else TEXTS))
     elif isinstance(value, bytes):
         with suppress(ValueError):  # a text that is no UTF-8 comes as bytes, and takes only text
-            setattr(message, name, _change_bytes(value, rng))
+            setattr(message, name, _change_numbers(value, rng) if name == "raw_data" else _change_bytes(value, rng))
+
+
+def _change_numbers(data: bytes, rng: random.Random) -> bytes:
+    """Change the numbers of a tensor, or how many there are."""
+    if len(data) < 4 or rng.random() < 0.3:
+        return _change_bytes(data, rng)
+    start = 4 * rng.randrange(len(data) // 4)
+    number = struct.pack("<f", rng.choice(FLOATS)) if rng.random() < 0.5 else struct.pack("<i", rng.choice(NUMBERS[:7]))
+    return data[:start] + number + data[start + 4 :]
 
 
 def _assign(message: Message, name: str, number: int, before: int) -> None:
@@ -108,4 +137,5 @@ def _change_list(values: Any, rng: random.Random) -> None:
         number = isinstance(items[0], int) and not isinstance(items[0], bool)
         order[at] = rng.choice(NUMBERS[:6]) if number else order[at]
         del values[:]
-        values.extend(order)
+        with suppress(ValueError):  # texts that are no UTF-8
+            values.extend(order)

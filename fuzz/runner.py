@@ -1,14 +1,19 @@
-"""Run targets on mutated seeds; an exception that is no DetentError, a signal or a hang is kept and told."""
+"""Run targets on mutated seeds; an exception that is no DetentError, a signal, a hang, memory or a file left behind is
+kept and told."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,31 +24,73 @@ from fuzz.targets import TARGETS, Target
 
 HANG = 30.0
 MOST_BYTES = 20_000  # larger seeds make slow runs
+MOST_MEMORY = 500 << 20  # of one run, beside twice the file
+ALL_MEMORY = 12 << 30  # of address space: what asks for more fails here, not on the machine
 
 
 def run_one(target: Target, folder: Path, data: bytes) -> str | None:
-    """Return how a target failed on the data, or None if it answered or refused."""
+    """Return how a target failed on the data, or None if it answered or refused.
+
+    It fails with an exception that is no DetentError, with files that it left behind, and with memory that it took.
+    """
+    before = _peak()
     try:
         target.run(folder, data)
     except detent.DetentError:
-        return None
+        pass
     except Exception:  # noqa: BLE001 - this is what is searched for
         return traceback.format_exc(limit=-6)
-    return None
+    left = sorted({path.name for path in folder.iterdir()} - target.files)
+    if left:
+        return f"left behind: {left}"
+    took = _peak() - before
+    return f"memory: {took >> 20} MB" if took > MOST_MEMORY + 2 * len(data) else None
+
+
+def _peak() -> int:
+    """Return the most bytes that this process had in memory so far; 0 on Windows, which does not say."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _limit_memory() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (ALL_MEMORY, ALL_MEMORY))
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a folder, in memory where the system has that, for this process and for all that it makes temporarily."""
+    memory = Path("/dev/shm")
+    place = str(memory) if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="detent-fuzz-", dir=place) as folder:
+        before, tempfile.tempdir = tempfile.tempdir, place
+        (Path(folder) / "scratch").mkdir()
+        try:
+            yield Path(folder) / "scratch"
+        finally:
+            tempfile.tempdir = before
 
 
 def work(name: str, seed: int, seconds: float, most: int, pipe: Connection, corpus: Path | None) -> None:
     """Run a target for a time; send each input before it is run, and each failure."""
     target, rng = TARGETS[name], random.Random(seed)
     seeds = target.seeds() + ([] if corpus is None or not target.model else small_models(corpus))
+    logging.disable()  # of the graph library, on every graph that is none
+    _limit_memory()
     pipe.send_bytes(b"s")
     end, count = time.monotonic() + seconds, 0
-    with tempfile.TemporaryDirectory(prefix="detent-fuzz-") as folder:
+    with scratch_folder() as folder:
         while time.monotonic() < end and count < most:
             data = mutate(rng.choice(seeds), rng, model=target.model)
             if target.model:  # native code may end this process
                 pipe.send_bytes(b"r" + data)
-            failure = run_one(target, Path(folder), data)
+            failure = run_one(target, folder, data)
             count += 1
             if failure is not None:
                 pipe.send_bytes(b"f" + data)
@@ -118,10 +165,10 @@ def guided(name: str) -> None:
     import atheris  # only where its wheel installs
 
     target = TARGETS[name]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
 
         def test_one(data: bytes) -> None:
-            failure = run_one(target, Path(folder), data)
+            failure = run_one(target, folder, data)
             if failure is not None:
                 raise AssertionError(failure)
 
@@ -142,8 +189,8 @@ def main() -> int:
     parser.add_argument("--atheris", action="store_true", help="search guided by coverage")
     given = parser.parse_args()
     if given.file is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            print(run_one(TARGETS[given.targets[0]], Path(folder), given.file.read_bytes()) or "no failure")
+        with scratch_folder() as folder:
+            print(run_one(TARGETS[given.targets[0]], folder, given.file.read_bytes()) or "no failure")
         return 0
     if given.atheris:
         guided(given.targets[0])

@@ -63,3 +63,30 @@ def test_recipes_are_offered_at_the_tab_key():
 
     assert complete_recipe("xint8")[0] == "XINT8"
     assert complete_recipe("nothing") == []
+
+
+_DELETES = """
+import os, signal, time
+import detent.cli
+
+class Deleted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+
+def command():
+    Deleted()
+    time.sleep(20)
+
+detent.cli.app = command
+detent.cli.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_an_interrupt_while_an_object_is_deleted_is_not_lost():
+    """Python would print it and go on."""
+    done = subprocess.run([sys.executable, "-c", _DELETES], capture_output=True, text=True, timeout=15, check=False)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from detent.errors import ModelError, UsageError
 from tests.convert.forms import constants, converted, foreign, ops, quantized, same
@@ -185,3 +185,20 @@ def test_clip_before_quantizers():
         node("ExtendedDequantizeLinear", "q s z", "y", domain="com.amd.quark"),
     ]
     clipped_twice(foreign(nodes, {"s": np.float32(1), "z": np.array(0, ml_dtypes.bfloat16)}), EXTREMES)
+
+
+@pytest.mark.parametrize("form", ["cast", "simulated", "pure"])
+def test_an_operator_that_nobody_knows_is_named(form):
+    proto = build([node("Mul", "x w", "m"), node("Add", "m w", "y")], "y", {"w": normal(8)})
+    proto.graph.node[1].op_type = "Convv"
+    with pytest.raises(ModelError, match="Convv"):
+        converted(proto, f"bfloat16:form={form}")
+
+
+def test_a_sequence_of_floats_is_not_cast():
+    floats = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    output = helper.make_value_info("y", helper.make_sequence_type_proto(floats))
+    proto = build([node("Mul", "x w", "m"), node("SequenceConstruct", "m m", "y")], [output], {"w": normal(8)})
+    result, _ = converted(proto, "bfloat16")
+    for each in run(result, X)["y"]:
+        np.testing.assert_array_equal(each, rounded(rounded(X["x"]) * rounded(normal(8))))

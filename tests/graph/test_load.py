@@ -194,8 +194,21 @@ def test_a_node_that_its_operator_does_not_take_is_named():
     for spoil, said in (
         (lambda node: node.input.pop(), "1 inputs"),
         (lambda node: node.attribute.append(helper.make_attribute("group", "two")), "'group' of type STRING"),
+        (lambda node: node.attribute.append(onnx.AttributeProto(name="since", i=3)), "'since' without a type"),
+        (
+            lambda node: node.attribute.append(onnx.AttributeProto(name="hollow", type="TENSOR")),
+            "'hollow' whose tensor",
+        ),
+        (lambda node: (node.ClearField("op_type"), node.ClearField("domain")), "no operator type"),
     ):
         model = tiny_model()
         spoil(model.graph.node[2])
         with pytest.raises(ModelError, match=f"'second'.*{said}"):
             load(model)
+
+
+def test_a_node_without_outputs_is_named():
+    model = tiny_model()
+    model.graph.node.append(helper.make_node("Relu", ["x"], [], "idle", domain="some.domain"))
+    with pytest.raises(ModelError, match="'idle'.*no outputs"):
+        load(model)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -174,11 +176,9 @@ def test_an_opset_that_there_cannot_be_is_a_model_error(version):
         load(model)
 
 
-@pytest.mark.parametrize("domain", ["", "some.domain"])
-def test_malformed_nodes_are_found_whatever_the_opset(domain):
+def test_malformed_nodes_are_found_whatever_the_opset():
     model = tiny_model()
-    del model.opset_import[:]
-    model.opset_import.append(helper.make_opsetid(domain, 4000))
+    model.opset_import[0].version = 4000
     assert read(model)
     del model.graph.node[0].input[1:]
     with pytest.raises(ModelError, match="'first'"):
@@ -235,3 +235,88 @@ def test_bytes_that_are_no_text_are_spelled_out(tmp_path):
     assert model.graph.node(0).outputs[0].name == "\\xde1"
     assert "unus\\xf8d" in model.opset_imports
     assert onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty"),
+        (bytes(5000), "zeros"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n", "git lfs pull"),
+        (b"<!DOCTYPE html>\n<html><title>404</title></html>", "download"),
+        (b'{"error": "Repository not found"}', "JSON"),
+        (b"PK\x03\x04\x14\0\0\0" * 9, "zip archive"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "gunzip"),
+        (b"\x1c\0\0\0TFL3" + bytes(90), "TensorFlow Lite"),
+        (b"\x1c\0\0\0ORTM" + bytes(90), "onnxruntime's own format"),
+        (b"\x30\0\0\0\0\0\0\0" + b'{"w":{"dtype":"F32","shape":[1]}}', "safetensors"),
+        (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}.", "pickle"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"GGUF\x03\0\0\0", "GGUF"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_by_its_name(tmp_path, content, said):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=said):
+        read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="pipe"):
+        read(tmp_path / "m.onnx")
+
+
+def test_external_data_that_is_a_pointer_or_has_another_case(tmp_path):
+    model = tiny_model()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="Weights.bin", size_threshold=0)
+    (tmp_path / "Weights.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match="git lfs pull"):
+        read(tmp_path / "m.onnx")
+    (tmp_path / "Weights.bin").rename(tmp_path / "weights.bin")
+    if not (tmp_path / "Weights.bin").exists():
+        with pytest.raises(ModelError, match="Rename 'weights.bin'"):
+            read(tmp_path / "m.onnx")
+
+
+def _function(name: str, *calls: str) -> onnx.FunctionProto:
+    """A function that calls others one after the other, or Relu."""
+    values = ["a", *(f"v{index}" for index in range(1, len(calls))), "b"]
+    nodes = [
+        helper.make_node(call, [values[index]], [values[index + 1]], domain="" if call == "Relu" else "my")
+        for index, call in enumerate(calls)
+    ]
+    return helper.make_function("my", name, ["a"], ["b"], nodes, [helper.make_opsetid(each, 17) for each in ("", "my")])
+
+
+def test_functions_that_grow_into_billions_of_nodes_are_refused_at_once(tmp_path):
+    doubling = [_function("F0", "Relu")] + [_function(f"F{i}", f"F{i - 1}", f"F{i - 1}") for i in range(1, 30)]
+    for functions, call, said in (
+        (doubling, "F29", "536,870,912 nodes"),
+        ([_function(f"F{i}", f"F{i + 1}") for i in range(3000)], "F0", "too deeply"),
+    ):
+        ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+        graph = helper.make_graph([helper.make_node(call, ["x"], ["y"], domain="my")], "g", ends[:1], ends[1:])
+        opsets = [helper.make_opsetid(each, 17) for each in ("", "my")]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions), tmp_path / "m.onnx")
+        with pytest.raises(ModelError, match=said):
+            read(tmp_path / "m.onnx")
+
+
+def test_standard_operators_of_no_version_and_sparse_constants_are_named():
+    model = tiny_model()
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(ModelError, match="'first'.*which version"):
+        read(model)
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0]),
+        helper.make_tensor("i", TensorProto.INT64, [1], [1]),
+        [3],
+    )
+    model = tiny_model()
+    model.graph.node.append(helper.make_node("Constant", [], ["s"], "holds", sparse_value=sparse))
+    with pytest.raises(ModelError, match=r"'holds' .*sparse"):
+        read(model)

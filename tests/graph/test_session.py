@@ -8,7 +8,7 @@ import pytest
 from detent.errors import DataError, ModelError, UsageError
 from detent.graph import session
 from detent.graph.load import load
-from detent.graph.session import Runner, check_operators, first_line, open_session, usable_cores
+from detent.graph.session import Runner, check_operators, first_line, open_session, session_options, usable_cores
 from tests.conftest import tiny_model
 
 
@@ -53,6 +53,21 @@ def test_first_line():
         "Status Message: /src/core/bfc_arena.cc:360 void* ort::Arena::Allocate(size_t, bool) Failed to allocate 8."
     )
     assert first_line(long) == "node 't' (Tile): Failed to allocate 8."
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: setattr(model.opset_import[0], "version", 99), "it has opset 99, .* up to"),
+        (lambda model: setattr(model, "ir_version", 99), "it has IR version 99, .* up to"),
+        (lambda model: setattr(model.graph.node[0], "op_type", "Convv"), "does not know the operator Convv"),
+    ],
+)
+def test_what_onnxruntime_says_of_a_model_it_cannot_load_says_what_to_do(change, said):
+    model = tiny_model()
+    change(model)
+    with pytest.raises(ModelError, match=said):
+        open_session(model.SerializeToString(), session_options())
 
 
 def test_usable_cores():
@@ -140,3 +155,14 @@ def test_the_memory_of_a_container(tmp_path, monkeypatch):
     assert session.memory_limit() is None
     (tmp_path / "memory.max").write_text("536870912\n")
     assert session.memory_limit() == 1 << 29
+
+
+def test_a_message_of_onnxruntime_that_is_no_text_is_an_error_like_others(monkeypatch):
+    """It quotes names of the model, in whatever bytes they are."""
+
+    def fail(*_args, **_options):
+        b"the name \xb2".decode()
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(ModelError, match="not UTF-8"):
+        open_session(b"", session_options())

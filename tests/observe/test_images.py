@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import zlib
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detent.errors import DataError
-from detent.observe.images import geometry, read_pixels, resized_shape
+from detent.observe.images import geometry, image_size, read_pixels, resized_shape
 
 sides = st.integers(1, 700)
 
@@ -263,3 +264,16 @@ def test_a_strip_that_would_grow_to_gigabytes_is_refused(tmp_path):
     Image.new("L", (20000, 1)).save(tmp_path / "strip.png")
     with pytest.raises(DataError, match=r"strip\.png.*1x20000.*224x224"):
         read(tmp_path / "strip.png", size=(224, 224))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_among_images_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"a\.png: this is a pipe"):
+        image_size(tmp_path / "a.png")
+
+
+def test_an_image_that_is_a_pointer_says_how_to_fetch_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(DataError, match=r"a\.png: .*git lfs pull"):
+        image_size(tmp_path / "a.png")

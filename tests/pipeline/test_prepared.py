@@ -8,6 +8,7 @@ import detent
 from detent.errors import ModelError
 from detent.pipeline import prepared
 from detent.progress import silent
+from tests.conftest import tiny_model
 from tests.models import build, node, normal
 
 
@@ -43,3 +44,10 @@ def test_matrix_products_take_one_thread_within_a_stage_and_as_many_as_before_af
         with prepared.Stopwatch(silent).step("equalize"):
             assert threads() <= {1}  # none where NumPy's library is not known
         assert threads() == before
+
+
+def test_an_ir_version_of_the_future_is_no_obstacle(samples):
+    """New exporters write the newest one, whatever the operators need."""
+    model = tiny_model()
+    model.ir_version = 99
+    assert detent.quantize(model, None, samples).model.ir_version < 20

@@ -14,7 +14,7 @@ from PIL import Image
 
 import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
-from detent.errors import DataError, UsageError
+from detent.errors import DataError, ModelError, UsageError
 from detent.methods import METHODS
 from detent.observe.preprocess import PreprocessOptions
 from detent.recipe.file import find_recipe
@@ -181,6 +181,25 @@ def test_an_open_batch_is_fixed_for_an_npu_alone(samples, options, batch):
     dim = report.model.graph.input[0].type.tensor_type.shape.dim[0]
     assert (dim.dim_value or dim.dim_param) == batch
     assert ("fixed to 1" in str(report)) == (batch == 1)
+
+
+def test_a_batch_that_cannot_be_1_is_refused_before_the_file_is_written(tmp_path):
+    """Three fixed rows beside rows that are open: with one of these the file would not load."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "m"),
+        helper.make_node("Concat", ["m", "z"], ["y"], "c", axis=1),
+    ]
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [3, 4]), ("z", ["n", 2]))]
+    output = helper.make_tensor_value_info("y", 1, None)
+    weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")]
+    graph = helper.make_graph(nodes, "g", inputs, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    stream = [{"x": np.ones((3, 4), np.float32), "z": np.ones((3, 2), np.float32)}]
+    with pytest.raises(ModelError, match="--keep-batch"):
+        detent.quantize(model, tmp_path / "q.onnx", stream)
+    assert list(tmp_path.iterdir()) == []
+    detent.quantize(model, tmp_path / "q.onnx", stream, keep_batch=True)
+    onnxruntime.InferenceSession(tmp_path / "q.onnx")
 
 
 def _over_sequences() -> onnx.ModelProto:

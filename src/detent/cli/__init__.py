@@ -49,6 +49,7 @@ def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
         signal.signal(ending, _interrupt_once)
+    sys.unraisablehook = _interrupt_again
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # our own error reports what is wrong with a model
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not fail the command
@@ -91,6 +92,23 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Send a Ctrl-C again that came while an object was deleted: Python prints what is raised there, and goes on."""
+    if isinstance(dropped.exc_value, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, _interrupt_once)
+        threading.Timer(0.02, _interrupt_main).start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+def _interrupt_main() -> None:
+    """Send Ctrl-C to the main thread. A real signal, where there is one, also ends what waits for the system."""
+    if sys.platform == "win32":
+        _thread.interrupt_main()
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @app.callback(invoke_without_command=True)

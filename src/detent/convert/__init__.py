@@ -23,7 +23,7 @@ from detent.errors import ModelError, UsageError
 from detent.graph.guard import try_message
 from detent.graph.load import ModelLike, checker_complaint, name_of, read, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, serialize, tensor_bytes
-from detent.graph.session import Runner
+from detent.graph.session import Runner, check_operators
 from detent.prepare.base import Change
 from detent.qdq.families import EXTENDED, VITIS
 from detent.qdq.functions import add_functions
@@ -182,6 +182,7 @@ def _verify(model: ir.Model, *, retyped: bool) -> None:
     if retyped and tensor_bytes(model) <= PROTOBUF_LIMIT:
         try_message(serialize(complete_proto(model)), "The converted model")
     try:
+        check_operators(model)
         Runner(model)
     except ModelError as error:
         raise ModelError(f"{error} That is the converted model; it is not written.") from error

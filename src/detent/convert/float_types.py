@@ -27,18 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
 from detent.errors import ModelError, UsageError
-from detent.graph.load import raise_opset
+from detent.graph.load import operator_schema, raise_opset
 from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare.base import main_opset
 from detent.prepare.plain_forms import HalfToFloat, InlineFunctions
@@ -303,7 +301,9 @@ def _stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
         return False
     if node.op_type == "Constant":
         return "value" not in node.attributes
-    schema = _schema(node.op_type, opset)
+    schema: Any = operator_schema(node.op_type, opset)
+    if schema is None:
+        return True
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     name = f"tensor({target.name.lower()})"
     kinds = [
@@ -317,13 +317,10 @@ def _stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
 
 def is_fixed(node: ir.Node, side: str, index: int, opset: int) -> bool:
     """Return whether one of the "inputs" or "outputs" of a node has to be float32."""
-    typed = node.domain == "" and node.op_type not in _CARRIERS
-    return typed and _formal(_schema(node.op_type, opset), side, index) == "tensor(float)"
-
-
-@lru_cache(maxsize=512)
-def _schema(op_type: str, opset: int) -> Any:
-    return onnx.defs.get_schema(op_type, opset, "")
+    if node.domain != "" or node.op_type in _CARRIERS:
+        return False
+    schema = operator_schema(node.op_type, opset)
+    return schema is not None and _formal(schema, side, index) == "tensor(float)"
 
 
 def _formal(schema: Any, side: str, index: int) -> str:
@@ -384,7 +381,8 @@ class _CastPairs:
                 if value.dtype == _FLOAT and not value.is_graph_input():
                     self._weight(graph, first, value)
             for value in (*(graph.inputs if graph is self._model.graph else ()), *outputs):
-                if value.dtype == _FLOAT and value.name:
+                # A sequence of them has their type, too, and cannot be cast.
+                if value.dtype == _FLOAT and value.name and isinstance(value.type, ir.TensorType):
                     self._activation(graph, first, value)
 
     def _weight(self, graph: ir.Graph, first: ir.Node, value: ir.Value) -> None:

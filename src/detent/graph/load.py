@@ -25,8 +25,9 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.file_kinds import kind_of_file
 from detent.graph.guard import finish_trial
-from detent.graph.message import SMALL, check_message, external_files, mended
+from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
 from detent.graph.values import rank, repair_names
 
 
@@ -240,8 +241,10 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
+        proto = read_proto(path)
+        check_functions(proto, where)  # first: native code would write them out
         finish_trial(path)
-        graph_model = _deserialize(read_proto(path), where, folder=path.parent)
+        graph_model = _deserialize(proto, where, folder=path.parent)
         graph_model.meta[FILE] = path  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
@@ -288,18 +291,24 @@ def read_proto(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and cannot be read twice
+            raise ModelError(f"{path} is a pipe or a device. Save the model as a file first.")
         data = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"There is no file {path}.") from None
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
-    proto = onnx.ModelProto()
+    proto, broken = onnx.ModelProto(), not data
     try:
         proto.ParseFromString(data)
-    except DecodeError as error:
+    except DecodeError:
+        broken = True
+    if broken:
+        known = kind_of_file(data[:4096])
         raise ModelError(
-            f"{path} is not an ONNX model, or only part of one ({len(data):,} bytes). Export or download it again."
-        ) from error
+            f"{path} is not an ONNX model{f': {known}' if known else ', or only part of one'}"
+            + ("" if known else f" ({len(data):,} bytes). Export or download it again.")
+        )
     return proto
 
 
@@ -360,7 +369,7 @@ def _without(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
 
 
 def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse, naming the value, what the graph library has no word for: maps, and sparse initializers."""
+    """Refuse, naming the value, what the graph library has no word for: maps, and sparse tensors."""
     for value in (*proto.graph.input, *proto.graph.output):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
@@ -373,6 +382,13 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise ModelError(f"Initializer '{name}' of {where} is sparse. Export the model with dense weights.")
+    for node in (node for graph in all_graphs(proto) for node in graph.node):
+        for attribute in node.attribute:
+            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+                raise ModelError(
+                    f"'{attribute.name}' of node '{node.name}' ({node.op_type}) of {where} is a sparse tensor. Export "
+                    "the model with dense ones."
+                )
 
 
 def _refuse_malformed(model: ir.Model, where: str) -> None:
@@ -381,9 +397,16 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
     onnxruntime refuses it as well. What is checked here, no later step has to.
     """
     newest = onnx.defs.onnx_opset_version()
-    version = min(model.opset_imports.get("", newest), newest)  # what is newer still, or not said, is like the newest
+    version = min(model.opset_imports.get("", newest), newest)  # what is newer still is like the newest
+    inner = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in chain(model.graph.all_nodes(), inner):
+        if not node.op_type or not node.outputs:
+            raise ModelError(_malformed(node, where, "no outputs" if node.op_type else "no operator type"))
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.UNDEFINED:
+                raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))
     for node in model.graph.all_nodes():
-        schema = _schema(node.op_type, version) if node.domain == "" else None
+        schema = operator_schema(node.op_type, version) if node.domain == "" else None
         if schema is None or node.op_identifier() in model.functions:
             continue
         count, wrong = len(node.inputs), ""
@@ -397,11 +420,15 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
                 wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
         if wrong:
-            raise ModelError(f"Node '{node.name}' ({node.op_type}) of {where} has {wrong}. Export the model again.")
+            raise ModelError(_malformed(node, where, wrong))
+
+
+def _malformed(node: ir.Node, where: str, what: str) -> str:
+    return f"Node '{node.name}' ({node.op_type}) of {where} has {what}. Export the model again."
 
 
 @cache
-def _schema(operator: str, version: int) -> onnx.defs.OpSchema | None:
+def operator_schema(operator: str, version: int) -> onnx.defs.OpSchema | None:
     """Return what an operator takes in a version of the standard operators; None if that is not known."""
     try:
         return onnx.defs.get_schema(operator, version, "")

@@ -1,8 +1,9 @@
 """Check and mend the message of a model file before it becomes a graph: a file is untrusted input.
 
-Checked, without reading any data: the opset is a number that there can be; every tensor has a known type, no
-size below zero, and as many bytes as these say (a few bytes that declare a terabyte are refused here, not by the
-machine); external data lies below the model's own folder, in a file that is long enough.
+Checked, without reading any data: the opset is there, and a number that there can be; functions that call functions do
+not grow into more nodes than a machine can hold; every tensor has a known type, no size below zero, and as many bytes
+as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below the
+model's own folder, in a file that is long enough.
 
 Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
 
@@ -25,6 +26,7 @@ from google.protobuf.message import Message
 from onnx import TensorProto
 
 from detent.errors import ModelError
+from detent.graph.file_kinds import kind_of_file
 
 # The domains, besides the standard one, whose operators onnxruntime brings along.
 RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
@@ -32,6 +34,8 @@ RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 SMALL = 4096  # bytes; constants up to this size stay with the graph, since shapes may be computed from them
 
 MOST_BYTES = 2**40  # no tensor is larger than this, whatever it declares
+MOST_NODES = 10**6  # of a model without functions; the largest that are known have a tenth of that
+_STANDARD = ("", "ai.onnx")
 
 # Bits of an element.
 _WIDTHS: dict[int, int] = {
@@ -64,12 +68,71 @@ def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> No
     Data that is small, or that is not an initializer of the main graph, is read into the message if it is external.
     """
     for entry in (*proto.opset_import, *(each for function in proto.functions for each in function.opset_import)):
-        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version < 2**31:
+        if entry.domain in _STANDARD and not 1 <= entry.version < 2**31:
             raise ModelError(f"{where} has opset {entry.version}, which there cannot be. Export the model again.")
+    if not any(entry.domain in _STANDARD for entry in proto.opset_import):
+        _refuse_standard_nodes(proto, where)
+    _refuse_hollow_attributes(proto, where)
     for tensor in proto.graph.initializer:
         _check_tensor(tensor, where, folder, most_inside=SMALL)
     for tensor in _other_tensors(proto):
         _check_tensor(tensor, where, folder, most_inside=MOST_BYTES)
+
+
+def _refuse_standard_nodes(proto: onnx.ModelProto, where: str) -> None:
+    """Refuse standard operators in a model that does not say of which version."""
+    for graph in all_graphs(proto, functions=False):
+        for node in graph.node:
+            if node.domain in _STANDARD:
+                raise ModelError(
+                    f"Node '{_as_text(node.name)}' ({_as_text(node.op_type)}) of {where} is ONNX's own, and the model "
+                    "does not say which version of ONNX's operators it uses. Export the model again."
+                )
+
+
+_HELD_IN = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g"}
+
+
+def _refuse_hollow_attributes(proto: onnx.ModelProto, where: str) -> None:
+    """Refuse an attribute that is said to be a tensor or a graph and holds none."""
+    for node in (node for graph in all_graphs(proto) for node in graph.node):
+        for attribute in node.attribute:
+            field = _HELD_IN.get(attribute.type)
+            if field is not None and not attribute.HasField(field) and not attribute.ref_attr_name:
+                raise ModelError(
+                    f"Node '{_as_text(node.name)}' ({_as_text(node.op_type)}) of {where} has an attribute "
+                    f"'{_as_text(attribute.name)}' whose tensor or graph the file does not hold. Export it again."
+                )
+
+
+def check_functions(proto: onnx.ModelProto, where: str) -> None:
+    """Raise ModelError for functions whose calls, written out, are more nodes than a machine can hold.
+
+    Thirty functions that call the one before them twice are a billion nodes.
+    """
+    functions = {(each.domain, each.name): each for each in proto.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size_of(graph: Any) -> int:
+        total = 0
+        for node in graph.node:
+            key = (node.domain, node.op_type)
+            if key in functions and key not in sizes:
+                sizes[key] = 1  # what calls itself is refused when it is inlined
+                sizes[key] = size_of(functions[key])
+            inner = (body for each in node.attribute for body in (each.g, *each.graphs) if body.node)
+            total += sizes.get(key, 1) + sum(map(size_of, inner))
+        return total
+
+    try:
+        nodes = size_of(proto.graph) if functions else 0
+    except RecursionError:
+        raise ModelError(f"The functions of {where} call each other too deeply to be followed.") from None
+    if nodes > MOST_NODES:
+        raise ModelError(
+            f"The functions of {where} call each other so often that it has {nodes:,} nodes, and {MOST_NODES:,} can be "
+            "worked with. Export the model without functions."
+        )
 
 
 def _check_tensor(tensor: onnx.TensorProto, where: str, folder: Path | None, most_inside: int) -> None:
@@ -97,9 +160,9 @@ def _other_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
-def all_graphs(proto: onnx.ModelProto) -> Iterator[Any]:
-    """Yield the main graph, the functions and all graphs inside them."""
-    pending: list[Any] = [proto.graph, *proto.functions]
+def all_graphs(proto: onnx.ModelProto, *, functions: bool = True) -> Iterator[Any]:
+    """Yield the main graph, the functions, unless they are not asked for, and all graphs inside them."""
+    pending: list[Any] = [proto.graph, *(proto.functions if functions else ())]
     while pending:
         graph = pending.pop()
         yield graph
@@ -175,7 +238,10 @@ def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, s
             "That is not followed; put the data file beside the model and save it with a relative location."
         )
     if found is None:
-        raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.")
+        there = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+        alike = [f" Rename '{name}'." for name in there if name != file.name and name.lower() == file.name.lower()]
+        remedy = alike[0] if alike else " Put it there, or export the model again."
+        raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.{remedy}")
     start, length = _number(entries, "offset", 0, tensor, where), _number(entries, "length", size, tensor, where)
     if length != size:
         raise ModelError(
@@ -183,7 +249,12 @@ def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, s
             f"that {length:,} of {file} are its own. Export it again."
         )
     if found < start + length:
-        raise ModelError(f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {start + length:,}.")
+        with file.open("rb") as handle:
+            kind = kind_of_file(handle.read(64))
+        raise ModelError(
+            f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {start + length:,}"
+            + (f", and {kind}" if kind else ". Export or download it again.")
+        )
     return start, length, file
 
 
@@ -291,8 +362,8 @@ def _dimensions(graph: Any) -> Iterator[Any]:
 def _use_standard_domain(proto: onnx.ModelProto) -> None:
     """Write the standard domain as the empty text; of two versions the newer holds, as in onnxruntime."""
     for imports in (proto.opset_import, *(function.opset_import for function in proto.functions)):
-        standard = [entry.version for entry in imports if entry.domain in ("", "ai.onnx")]
-        others = [entry for entry in imports if entry.domain not in ("", "ai.onnx")]
+        standard = [entry.version for entry in imports if entry.domain in _STANDARD]
+        others = [entry for entry in imports if entry.domain not in _STANDARD]
         if standard:
             kept = [onnx.helper.make_opsetid("", max(standard)), *others]
             del imports[:]

@@ -117,9 +117,10 @@ def _opened(torch: Any, path: Path) -> Any:
     except (RuntimeError, ValueError, OSError, KeyError, EOFError, AssertionError, TypeError) as error:
         # Pickled modules are not opened: unpickling runs whatever code the file names.
         raise ModelError(
-            f"{path} is neither an exported program nor TorchScript ({_first_line(error)}). A pickled module or a "
-            "state_dict cannot be opened alone: load it in Python and give the module to detent.quantize(module, ..., "
-            "example_inputs=...), save it with torch.export.save, or export it to ONNX with the tool that made it."
+            f"{path} is neither an exported program nor TorchScript ({_first_line(error).partition('. ')[0]}). A "
+            "pickled module or a state_dict cannot be opened alone: load it in Python and give the module to "
+            "detent.quantize(module, ..., example_inputs=...), save it with torch.export.save, or export it to ONNX "
+            "with the tool that made it."
         ) from error
 
 

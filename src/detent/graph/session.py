@@ -48,6 +48,7 @@ _REFERRED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataTy
 _STATE = onnxruntime.capi.onnxruntime_pybind11_state
 # What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    UnicodeDecodeError,  # of its own message, which quotes a name in the model
     RuntimeError,
     *(entry for entry in vars(_STATE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
 )
@@ -310,16 +311,41 @@ def check_operators(model: ir.Model) -> None:
         operator = node.op_type if standard else f"{node.domain}::{node.op_type}"
         raise ModelError(
             f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
-            "Replace it before quantizing, or cut the model before it."
+            "Replace it, or cut the model before it."
         )
+
+
+# What onnxruntime says, and how that reads better.
+_REWORDED = (
+    (r"^'utf-8' codec can't decode .*", "it fails, and what it says is no text. A text in the model is not UTF-8"),
+    (r"\[ONNXRuntimeError\] : (?:\d+ : \w+ : )?", ""),
+    (r"^Non-zero .* running (\S+) node\. Name:'(.*?)' Status Message: ", r"node '\2' (\1): "),
+    (r"/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) (?:const )?", ""),
+    (
+        r"^.*Opset (\d+) is under development.* till opset (\d+).*$",
+        r"it has opset \1, and this onnxruntime knows up to \2. Install a newer one, or export the model with opset \2",
+    ),
+    (
+        r"^.*Unsupported model IR version: (\d+), max supported IR version: (\d+).*$",
+        r"it has IR version \1, and this onnxruntime knows up to \2. Install a newer one, or save the model with an "
+        "older onnx",
+    ),
+    (
+        r"^.*?(?:Fatal error: |No Op registered for )(\S+?)(?:\(-?\d+\) is not a registered.*| with domain_version.*)$",
+        r"it does not know the operator \1. Replace it, or cut the model before it",
+    ),
+    (
+        r"^.*Could not find an implementation for (\w+)\(\d+\) node with name '(.*)'.*$",
+        r"it cannot compute node '\2' (\1) in its data type. Export the model in float32",
+    ),
+)
 
 
 def first_line(message: str) -> str:
     """Return the line of onnxruntime's message that says something; codes, places in its source and a stack go."""
-    line = message.strip().splitlines()[0].removeprefix("[ONNXRuntimeError] : ")
-    line = re.sub(r"^\d+ : \w+ : ", "", line)
-    line = re.sub(r"^Non-zero .* running (\S+) node\. Name:'(.*?)' Status Message: ", r"node '\2' (\1): ", line)
-    line = re.sub(r"/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) (?:const )?", "", line)
+    line = message.strip().splitlines()[0]
+    for pattern, words in _REWORDED:
+        line = re.sub(pattern, words, line)
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 

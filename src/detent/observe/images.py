@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError
+from detent.graph.file_kinds import kind_of_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -173,6 +174,8 @@ def _named_errors(path: Path) -> Iterator[None]:
     from PIL import Image
 
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataError(f"{path}: this is a pipe or a device, not an image file. Take it out of the data.")
         yield
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such image file.") from error
@@ -188,8 +191,12 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 def _reason(path: Path, error: Exception) -> str:
     try:
-        if path.stat().st_size == 0:
+        with path.open("rb") as file:
+            head = file.read(64)
+        if not head:
             return "the file is empty"
+        if known := kind_of_file(head):
+            return known.removesuffix(".")
     except OSError:
         pass
     text = str(error).replace(str(path), path.name)

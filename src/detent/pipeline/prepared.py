@@ -359,6 +359,7 @@ class Original:
         with self._lock:
             if self._opened is None:
                 model = read(self._job.model)
+                lower_ir_version(model)
                 self._opened = model, Runner(model)
             return self._opened
 

@@ -84,6 +84,10 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
         # Everything that can refuse the model stands before the file is written, so a failed run leaves no half result.
         final, declined = last_form(first, plan, recipe)
         changes = _fix_for_device(final, observed.prepared)
+        if changes:
+            _loaded(final, remedy="Its open batch was fixed to 1; --keep-batch leaves it open.")
+        else:
+            _loaded(final, checked=final is first.model and recipe.format != "qoperator")
         parts, between = _parts(final, observed, first.rounded)
         device = device_of(recipe)
         reasons = {name: each.reason for name, each in plan.layout.decisions.items() if not each.quantized}
@@ -119,12 +123,11 @@ def _parts(
 def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, list[Change]]:
     """Return the model as the file will hold it, and why some of its nodes could not take that form."""
     if recipe.format == "qoperator":
-        declined = to_qoperator(first.model)
-        return _loaded(first.model), declined
+        return first.model, to_qoperator(first.model)
     if first.unrounded is not None:
         to_pure_bfloat16(first.unrounded, plan.refined)
-        return _loaded(first.unrounded), []
-    return _loaded(first.model, checked=True), []
+        return first.unrounded, []
+    return first.model, []
 
 
 def _measure(observed: Observed, first: FirstForm, opened: OpenedForm | None) -> Fidelity | None:
@@ -161,7 +164,10 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
     return protos, [int(proto.ByteSize()) for proto in protos]
 
 
-def _loaded(model: ir.Model, *, checked: bool = False) -> ir.Model:
+_REPORT = "If a node is named, leave it float with --exclude, and please report it."
+
+
+def _loaded(model: ir.Model, *, checked: bool = False, remedy: str = _REPORT) -> ir.Model:
     """Return the model after the checker and onnxruntime accepted it.
 
     It is opened as its users open it, with all of onnxruntime's rewrites: while it is measured, those for quantized
@@ -173,10 +179,7 @@ def _loaded(model: ir.Model, *, checked: bool = False) -> ir.Model:
         # The checker knows shapes and types, not kernels: only opening a session tells that every operator can run.
         Runner(model)
     except ModelError as error:
-        raise ModelError(
-            f"The quantized model does not load, so it is not written. {error} If a node is named, leave it float with "
-            "--exclude, and please report it."
-        ) from error
+        raise ModelError(f"The quantized model does not load, so it is not written. {error} {remedy}") from error
     return model
 
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -190,11 +191,17 @@ def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> s
     return found
 
 
+@cache
+def _operator_types() -> frozenset[str]:
+    """Return the names of ONNX's operators. onnx copies all schemas, with their documentation, to tell."""
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
+
+
 def check_operator_types(recipe: Recipe) -> None:
     """Raise UsageError where a recipe names an operator type that ONNX does not have."""
     named = [("operators", recipe.operators), ("more_operators", recipe.more_operators)]
     named += [(f"the override of {override.part}", override.op_types) for override in recipe.overrides]
-    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    known = _operator_types()
     for where, op_types in named:
         for op_type in op_types:
             if op_type not in known:

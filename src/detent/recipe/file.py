@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from types import UnionType
@@ -108,9 +109,15 @@ def from_plain(plain: Mapping[str, Any]) -> Recipe:
     return change(base, {"description": f"{base.name}, changed", **changes})
 
 
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Return the types of a class's fields. Python compiles them anew each time, which takes milliseconds."""
+    return get_type_hints(kind)
+
+
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Return the recipe with some fields changed, given as plain values."""
-    hints = get_type_hints(Recipe)
+    hints = _hints(Recipe)
     found: dict[str, Any] = {}
     for key, value in changes.items():
         _check_key(key, hints, "A recipe")
@@ -138,7 +145,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         key, _, rest = path.partition(".")
         value: Any = _parse_text(text)
         # `--set operators=Conv,Gemm`: quoting a TOML list in a shell is a nuisance.
-        if isinstance(value, str) and get_type_hints(Recipe).get(key) == tuple[str, ...]:
+        if isinstance(value, str) and _hints(Recipe).get(key) == tuple[str, ...]:
             value = [word.strip() for word in value.split(",") if word.strip()]
         for part in reversed(rest.split(".") if rest else ()):
             value = {part: value}
@@ -201,7 +208,7 @@ def _override_to_plain(override: Override) -> Plain:
 
 
 def _parse_override(table: Any) -> Override:
-    hints, found = get_type_hints(Override), dict[str, Any]()
+    hints, found = _hints(Override), dict[str, Any]()
     for key, value in _expect(table, dict, "overrides").items():
         _check_key(key, hints, "An override")
         if key in ("activations", "weights", "biases"):
@@ -221,7 +228,8 @@ def _fields(value: Any) -> Plain:
 
 def _field_types(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass with their types, without what its bases declare beside them."""
-    hints = get_type_hints(type(value))
+    kind: type = type(value)
+    hints = _hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(value)}
 
 
