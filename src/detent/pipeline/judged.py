@@ -126,7 +126,7 @@ def better_of(equalized: Observed, plain: Observed) -> Observed:
         return equalized
     note = (
         f"Equalization was taken back: with {equalized.observation.samples} calibration samples, the error of the "
-        f"answers on {len(samples)} others was {with_it:.3g} with it and {without:.3g} without it. More samples may "
+        f"answers on {len(samples)} held out was {with_it:.3g} with it and {without:.3g} without it. More samples may "
         "help it."
     )
     return replace(plain, notes=[*plain.notes, note])
