@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -31,6 +32,15 @@ def report(tmp_path_factory):
 
 def test_the_output_is_a_valid_model_in_order(report):
     onnx.checker.check_model(report.output, full_check=True)
+
+
+def test_the_next_command_names_the_same_data(report):
+    assert report.calibration.path == str(CALIBRATION)
+    poor = dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, agreement=None), trials=[])
+    for name, close in poor.fidelity.outputs.items():
+        noisy = {**poor.fidelity.outputs, name: dataclasses.replace(close, sqnr_db=5.0)}
+        poor = dataclasses.replace(poor, fidelity=dataclasses.replace(poor.fidelity, outputs=noisy))
+    assert f"--calib {CALIBRATION} --preprocess {PREPROCESS}" in str(poor).splitlines()[-1]
 
 
 def test_it_runs_on_plain_onnxruntime_with_the_same_names(report):

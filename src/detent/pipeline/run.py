@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from os import PathLike
 
 from detent.graph.load import name_of, stored_bytes
 from detent.observe.samples import Source
@@ -146,4 +147,5 @@ def _calibration(
     preprocess = source.preprocess.to_dict() if source is not None and source.preprocess else None
     note = "" if source is None else source.note
     random = source is not None and source.random
-    return Calibration(described, observation.samples, random, preprocess, note, findings, job.preprocess.flags)
+    path = str(job.calibration) if isinstance(job.calibration, (str, PathLike)) else None
+    return Calibration(described, observation.samples, random, preprocess, note, findings, job.preprocess.flags, path)

@@ -127,7 +127,8 @@ def _next(report: Report) -> str:
     if helpful:
         return f"Next: the same with {helpful[0].options}"
     refinement = refinement_to_try(report.recipe)
-    words = ["--calib", "DATA", *flags, *recipe_words(report.recipe)]
+    data = None if calibration is None else calibration.path
+    words = ["--calib", data or "DATA", *flags, *recipe_words(report.recipe)]
     if refinement is not None and f"--refine {refinement}" not in tried:  # not measured, so not promised
         return f"Next: {command('tune', report.source, report.output or 'OUTPUT', *words)}"
     return f"Next: {command('sensitivity', report.source, *words)}"

@@ -53,6 +53,8 @@ class Calibration:
     """What makes the data doubtful (evaluation/data_check.py)."""
     flags: Sequence[str] = ()
     """The options by which the user said how images are read, for the next command."""
+    path: str | None = None
+    """Where the data is, for the next command; None if it was not read from files."""
 
 
 @dataclass(frozen=True)
