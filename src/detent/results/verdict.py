@@ -9,8 +9,7 @@ A task that counts right answers is judged by the share of them that is expected
 
 Encoders are judged by the ranking of similarities, images by PSNR, other numbers by the SQNR of the worst part of any
 output and by their error beside how much they differ between samples. A model with several kinds of answers gets the
-verdict of the worst. The verdict of doubtful data is "unknown"
-where it would be close or unclear.
+verdict of the worst. The verdict of doubtful data is "unknown" where it would be close or unclear.
 
 Beside it stand warnings of what is wrong, and suggestions of what to try.
 """
