@@ -13,6 +13,7 @@ as on the command line, or as Python values.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -647,8 +648,9 @@ def documented(kind: type) -> Callable[[Verb], Verb]:
     """Add what the options say to the docstring of a verb."""
 
     def add(verb: Verb) -> Verb:
-        lines = [f"        {name}: {_said(each)}" for name, (_, each) in declared(kind).items()]
-        verb.__doc__ = f"{verb.__doc__ or ''}\n    Options:\n" + "\n".join(lines) + "\n"
+        lines = [f"    {name}: {_said(each)}" for name, (_, each) in declared(kind).items()]
+        # Without its indentation, which Python 3.13 takes away and earlier ones leave.
+        verb.__doc__ = "\n".join([inspect.cleandoc(verb.__doc__ or ""), "", "Options:", *lines, ""])
         return verb
 
     return add

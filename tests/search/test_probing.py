@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -164,6 +163,6 @@ def test_a_model_without_layers(samples):
 
 def test_the_job_stays_as_it_was(samples):
     job = Job(tiny_model(), None, find_recipe("XINT8"), np.asarray(samples))
-    before = replace(job)
+    before = vars(job).copy()
     Run(unrefined(job, 2)).planned
-    assert job == before
+    assert all(value is before[name] for name, value in vars(job).items())
