@@ -434,3 +434,8 @@ def test_ceilings():
 def test_factors_of_another_model():
     with pytest.raises(UsageError, match="with 3 factors of channels and Clips; prepared in this way it has 4"):
         equalize_again(as_ir(between_convs([node("Relu", "c", "m")])), [0.0] * 3)
+
+
+def test_a_value_times_its_own_relu_stays():
+    channels = assert_kept(between_convs([node("Relu", "c", "r"), node("Mul", "c r", "m")]))
+    assert channels.count == 0

@@ -5,6 +5,7 @@ The command line needs packages without machine code only, so another interprete
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ print(json.dumps({name: [facts(each) for each in command.params] for name, comma
 """
 
 
+@functools.cache
 def interpreters():
     """Return the other interpreters on the path and of pyenv, one of each version."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
@@ -48,6 +50,7 @@ def _answers(executable):
     return subprocess.run([executable, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
+@functools.cache
 def described(executable):
     search = os.pathsep.join([str(SOURCE), sysconfig.get_path("purelib")])
     command = [executable, "-c", DESCRIBE, str(SOURCE)]

@@ -220,13 +220,16 @@ class _Mapper:
         """Pass on the factors of an operand that has the shape of the result; the other one keeps its own."""
         shape = static_shape(node.outputs[0])
         whole = [value for value in node.inputs if not is_constant(value) and static_shape(value) == shape]
-        sources = [source for source in map(self._of, whole) if source is not None]
+        sources = {value: source for value in whole if (source := self._of(value)) is not None}
         if node.inputs[0] is node.inputs[1] or not sources:
             return False
-        passed = next((source for source in sources if (source != FIXED).any()), sources[0])
+        taken, passed = next(
+            ((value, source) for value, source in sources.items() if (source != FIXED).any()),
+            next(iter(sources.items())),
+        )
         for value in node.inputs:
-            if (source := self._of(value)) is not passed:
-                self._fix(source)
+            if value is not taken:  # which may have the same factors, as in x * Relu(x): then they are fixed, too
+                self._fix(self._of(value))
         self._values[str(node.outputs[0].name)] = passed
         return True
 
