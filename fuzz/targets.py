@@ -56,9 +56,8 @@ def _quantize(folder: Path, data: bytes) -> None:
         if feeds is None:
             detent.quantize(path, None, limit=2, recipe=recipe, trust=True)
             return
-        outcome = try_recipe(
-            path, feeds, recipe, folder, trust=True
-        )  # a trial for each run would take most of the time
+        # Trusted: a trial in a process of its own would take most of the time.
+        outcome = try_recipe(path, feeds, recipe, folder, trust=True)
     if outcome.kind not in ("ok", "refused"):
         raise AssertionError(f"{recipe}: {outcome.kind}: {outcome.detail}")
 

@@ -185,3 +185,16 @@ def test_a_sample_of_no_class_is_not_one_of_no_tags(tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\na.png,3\nb.png,\n")
     with pytest.raises(DataError, match=r"'b\.png' has no label"):
         find_labels(tmp_path)
+
+
+def test_a_column_of_labels_beside_another_of_0_and_1_is_one_label(tmp_path):
+    make(tmp_path / "images", "a.png", "b.png")
+    (tmp_path / "labels.csv").write_text("file,label,fold\na.png,1,0\nb.png,0,1\n")
+    found = find_labels(tmp_path).labels
+    assert isinstance(found, Labels) and dict(found.by_name) == {"a.png": 1, "b.png": 0}
+
+
+def test_a_sample_with_two_lines_of_tags_is_an_error(tmp_path):
+    (tmp_path / "labels.csv").write_text("file,sun,sea\na.png,1,0\na.png,0,1\n")
+    with pytest.raises(DataError, match=r"line 3: 'a\.png' has tags already"):
+        find_labels(tmp_path)

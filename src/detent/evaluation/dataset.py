@@ -161,11 +161,17 @@ def _tags_by_column(rows: list[tuple[int, list[str]]], file: Path, prefix: str) 
     count = len(heads) - 1
     if count < 2 or not body or not all(len(cells) == len(heads) for _, cells in body):
         return None
+    named = {head.strip().lower() for head in heads}  # a column of labels beside a fold, or no header at all
+    if named & {*LABEL_COLUMNS, *TAG_COLUMNS} or all(head in ("0", "1") for head in heads[1:]):
+        return None
     if not all(cell in ("0", "1") for _, cells in body for cell in cells[1:]):
         return None
-    tags = {
-        _sample_name(cells[0], prefix): [at for at, cell in enumerate(cells[1:]) if cell == "1"] for _, cells in body
-    }
+    tags: dict[str, list[int]] = {}
+    for line, cells in body:
+        name = _sample_name(cells[0], prefix)
+        if name in tags:
+            raise DataError(f"{file}, line {line}: '{name}' has tags already. Keep one of the lines.")
+        tags[name] = [at for at, cell in enumerate(cells[1:]) if cell == "1"]
     return label_files.TagLabels(f"{file.name} (a column for each of {count} tags)", tags, count)
 
 
