@@ -1,4 +1,4 @@
-"""Import paths of old scripts lead to the modules of today, and every public name is there; sympy waits for its use."""
+"""Import paths of old scripts lead to the modules of today, and every public name is there."""
 
 from __future__ import annotations
 
@@ -38,21 +38,14 @@ def test_every_public_name_is_there():
     assert set(dir(detent)) == set(detent.__all__)
 
 
+def test_the_graph_library_brings_no_computer_algebra():
+    """Releases of onnx-ir from 0.2 on import sympy: half a second and 86 MB for shapes that Detent never computes."""
+    code = "import sys, onnx_ir; print('sympy' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
 def test_importing_detent_imports_next_to_nothing():
     code = "import sys, detent; print({'numpy', 'onnx', 'numba', 'onnxruntime'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
-
-
-SCRIPT = """
-import sys
-import detent
-import onnx_ir as ir
-dimension = ir.SymbolicDim("n")
-print("sympy.core" in sys.modules, dimension + 2, "sympy.core" in sys.modules)
-"""
-
-
-def test_loaded_at_the_first_use():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "n", "+", "2", "True"]

@@ -1,10 +1,7 @@
-"""How imports are answered while Detent is loaded: old paths lead to today's modules, and heavy modules wait.
+"""Old import paths lead to today's modules.
 
 Scripts import paths that the source has left. `import detent` puts a finder in place that gives such a path the very
 module that it stands for, so classes keep their identity.
-
-onnx_ir computes with symbolic dimensions in sympy, which takes half a second and 35 MB to import. Detent lets onnx
-infer shapes, and never needs it: such modules are loaded when something is first read from them.
 """
 
 from __future__ import annotations
@@ -13,8 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 # The path of a module, and the one that it has now.
@@ -51,22 +47,7 @@ class _AliasFinder(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")  # the second reads from the first as soon as it is loaded
-
-
-class _DeferringFinder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec that loads at the first use, for the modules of the list that are installed."""
-        spec = PathFinder.find_spec(name, path, target) if name in DEFERRED else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
 def install() -> None:
-    """Put both finders in place, once."""
-    known = {type(finder) for finder in sys.meta_path}
-    if _AliasFinder not in known:
+    """Put the finder in place, once."""
+    if _AliasFinder not in {type(finder) for finder in sys.meta_path}:
         sys.meta_path.append(_AliasFinder())
-    if _DeferringFinder not in known:
-        sys.meta_path.insert(0, _DeferringFinder())

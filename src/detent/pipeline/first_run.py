@@ -35,6 +35,9 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.methods.method:squared_error": ("float64[::1], float64[::1], float64[::1], float64, float64, float64",),
         "detent.numerics.formats:snap_error": ("float32[::1], float64, float64, float64",),
         "detent.refinements.activations:activate_all": (f"float32[:,::1], {_CURVE}, float64[:,::1]",),
+        "detent.refinements.layer_problem:_add_rows": (
+            *(f"{rows}, float64[:,::1]" for rows in ("float32[:,:,::1]", "float32[:,:,:]")),
+        ),
         "detent.refinements.quick_rounding:_round_blocks": (
             *(
                 f"{rows}, bool, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, int64, int64, int64"
