@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.evaluation.answer_errors import BOX_WEIGHT, error_sums, total_error
+from detent.evaluation.answer_errors import BOX_WEIGHT, _softened_divergence, error_sums, total_error
 from detent.evaluation.task_agreement import Purpose
 from detent.tasks import Task
 from detent.tasks.parts import OutputPart
@@ -26,10 +26,13 @@ def test_the_same_answers_have_no_error(task):
 def test_classes_are_compared_by_the_divergence_of_their_probabilities():
     logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
     found = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
+    divergence, apart = 0.25 * np.log(2), np.log(2)
+    alike = (apart**2 + apart**2) / 3 / 2  # half the variance of the errors -log 2, log 2 and 0
+    assert error(Task.CLASSIFY, logits, found) == pytest.approx((divergence + alike) / 2, rel=1e-5)
+    # What a Softmax left of the logits is softened by 4 only.
     roots = 2**0.25 + 2
     softened = 16 * (2**0.25 - 1) / roots * np.log(2**0.25)
-    wanted = (0.5 * np.log(2) - 0.25 * np.log(2) + softened) / 2
-    assert error(Task.CLASSIFY, logits, found) == pytest.approx(wanted, rel=1e-5)
+    wanted = (divergence + softened) / 2
     assert error(Task.CLASSIFY, np.exp(logits), np.exp(found)) == pytest.approx(wanted, rel=1e-5)
     # A constant on all logits changes no answer, whatever it does to the squared error.
     assert error(Task.CLASSIFY, 3 * logits, 3 * logits + 5) == pytest.approx(0.0, abs=1e-6)
@@ -38,6 +41,19 @@ def test_classes_are_compared_by_the_divergence_of_their_probabilities():
 def test_a_certain_answer_tells_too():
     certain, worse, worst = (np.array([[12.0, 0.0, each]], np.float32) for each in (0.0, 1.0, 2.0))
     assert 1e-3 < error(Task.CLASSIFY, certain, worse) < error(Task.CLASSIFY, certain, worst)
+
+
+def test_softening_without_end_is_the_limit_of_softening():
+    logits, errors = normal(3, 7).astype(np.float64), 0.1 * normal(3, 7).astype(np.float64)
+    limit = _softened_divergence(logits, logits + errors, np.inf)
+    assert _softened_divergence(logits, logits + errors, 1e4) == pytest.approx(limit, rel=1e-3)
+
+
+def test_the_smaller_error_of_all_classes_wins_where_the_first_is_certain():
+    """The divergence of certain answers is nothing but the noise of a single logit."""
+    logits = 3 * normal(16, 100) + 20 * np.eye(16, 100, dtype=np.float32)
+    better, worse = logits + 0.1 * normal(16, 100), logits + 0.2 * normal(16, 100)
+    assert error(Task.CLASSIFY, logits, better, samples=16) < error(Task.CLASSIFY, logits, worse, samples=16)
 
 
 def test_one_score_has_another_class_beside_it():

@@ -44,7 +44,7 @@ def quantize(
     Example: detent quantize mobilenetv2.onnx mobilenetv2_int8.onnx --calib images/
     """
     if output is None and not options.get("dry_run"):
-        raise UsageError("Give an OUTPUT to write to, or --dry-run.")
+        raise UsageError(f"Give an OUTPUT to write to, such as {Path(model).stem}_int8.onnx, or --dry-run.")
     results.check(model, output, options.get("stats"), options.get("save_stats"))
     with _saying_what_is_kept(output):
         result = ui.run(api.quantize, model, output, calib, recipe, try_advice=True, **options)
