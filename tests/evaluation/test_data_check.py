@@ -128,6 +128,19 @@ def test_one_of_two_classes_may_be_rare():
     assert "the same class (0)" in found[0]
 
 
+def test_one_probability_on_one_side_tells_nothing():
+    """A wake word that none of the samples has; and one that the tenth has."""
+    images = [{"x": image} for image in photographs()]
+    found = question_data(images, CLASSIFY, lambda _: {"y": np.array([[0.004]], np.float32)})
+    assert found == [
+        "The float model says no to all of the first 16 samples (0.004 at most). Give it some of both kinds."
+    ]
+    found = question_data(images, CLASSIFY, lambda _: {"y": np.array([[4.0]], np.float32)})  # a logit
+    assert found == ["The float model says yes to all of the first 16 samples. Give it some of both kinds."]
+    said = iter([0.0] * 9 + [0.8] * 7)
+    assert question_data(images, CLASSIFY, lambda _: {"y": np.array([[next(said)]], np.float32)}) == []
+
+
 def test_what_a_detector_misses_in_a_few_images_it_may_find_in_others():
     def detect(feeds):
         boxes = np.zeros((1, 6, 100), np.float32)

@@ -12,11 +12,13 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe.preprocess import InputSpec, PreprocessOptions
+from detent.observe.preprocess import InputSpec, PreprocessOptions, guess_preprocess
 from detent.observe.sources import input_specs, open_source
+from tests.models import info
 
 RAW = PreprocessOptions(mean=0.0, std=1.0)
 
@@ -48,6 +50,25 @@ def loaded(source):
 def ten(tmp_path):
     save_images(tmp_path, *(f"{name}.png" for name in "abcdefghij"))
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "mean"),
+    [
+        ([1, 3, 8, 8], [1, 3, 16, 16], 0.0),
+        ([1, 3, 8, 8], [1, 3, "height", "width"], 0.0),
+        ([1, 8, 8, 3], [1, 8, 8, 3], 0.0),
+        ([1, 3, 8, 8], [1, 3, 4, 4], 123.675),  # of another size: features
+        ([1, 3, 8, 8], [1, 1, 8, 8], 123.675),  # a mask
+        ([1, 3, 8, 8], [1, 3], 123.675),
+    ],
+)
+def test_who_answers_with_an_image_takes_one_of_0_to_1(source, result, mean):
+    graph = helper.make_graph([], "g", [info("x", source)], [info("y", result)])
+    (found,) = input_specs(ir.serde.deserialize_model(helper.make_model(graph)))
+    recipe, told = guess_preprocess(found)
+    assert recipe.mean[0] == mean
+    assert ("the usual 0..1" in told) == (mean == 0.0)
 
 
 def test_a_folder_of_images(ten):

@@ -130,13 +130,21 @@ def test_moves_are_recorded():
     assert plan.moves == () and plan.position("w1") == 5  # a plan is a value
 
 
-def test_a_softmax_uses_its_whole_range_whatever_was_seen():
+@pytest.mark.parametrize("op_type", ["Softmax", "Sigmoid"])
+def test_probabilities_use_their_whole_range_whatever_was_seen(op_type):
     # No observed probability came near 1, but one will: 1/128 spreads the settled range over the codes.
-    model, layout = laid_out(build([node("Softmax", "x", "y")], "y"))
+    model, layout = laid_out(build([node(op_type, "x", "y")], "y"))
     small = TensorStatistics()
     count_sample(small, np.full(10, 0.01, np.float32))
-    plan = make_plan(model, layout, {"x": small, "y": small}, XINT8)
+    plan = make_plan(model, layout, {"x": small, "y": small}, XINT8.replace(clip_outputs=False))
     assert plan.position("y") == 7
+
+
+def test_a_gate_within_a_network_has_the_range_that_was_seen():
+    model, layout = laid_out(build([node("Sigmoid", "x", "g"), node("Mul", "x g", "y")], "y"))
+    small = TensorStatistics()
+    count_sample(small, np.full(10, 0.01, np.float32))
+    assert make_plan(model, layout, dict.fromkeys(("x", "g", "y"), small), XINT8).position("g") == 13
 
 
 def test_int8_activations():

@@ -31,7 +31,6 @@ def test_becomes_a_pool(opset, axes):
 @pytest.mark.parametrize(
     ("axes", "shape", "attributes", "reason"),
     [
-        ([2, 3], (1, 3, 5, 4), {"keepdims": 0}, "keepdims"),
         ([2], (1, 3, 5, 4), {}, "not over height and width"),
         ([1, 2], (1, 3, 5, 4), {}, "not over height and width"),
         ([1, 2, 3], (1, 3, 5, 4), {}, "not over height and width"),
@@ -44,6 +43,20 @@ def test_declines(axes, shape, attributes, reason, opset):
     done = check(ReduceMeanToPool(), mean(axes, opset, shape, **attributes), exact=True)
     assert done.ops == ["ReduceMean"]
     assert reason in done.why
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21])
+@pytest.mark.parametrize("shape", [("N", 3, 5, 4), ("N", 3, "H", "W")])
+def test_becomes_a_pool_and_a_flatten_without_the_dimensions(opset, shape):
+    done = check(ReduceMeanToPool(), mean([-1, 2], opset, shape, keepdims=0))
+    assert done.ops == ["GlobalAveragePool", "Flatten"]
+
+
+def test_stays_where_others_read_its_input():
+    """Squeeze-and-excite: the mean of x decides what x is multiplied by."""
+    squeeze = [node("ReduceMean", "x", "m", axes=[2, 3], keepdims=0), node("Reshape", "m s", "r")]
+    excite = make([*squeeze, node("Mul", "x r", "y")], {"x": [1, 3, 5, 4]}, {"y": None}, {"s": np.array([1, 3, 1, 1])})
+    assert "within the network" in check(ReduceMeanToPool(), excite, exact=True).why
 
 
 def test_declines_all_axes_and_integers():

@@ -85,6 +85,7 @@ def test_an_output_that_is_next_to_nothing_in_float_tells_nothing():
     faint = fidelity(0.0, silent={"y0": 3e-6})
     assert judge(faint).level == "unclear"
     assert "at most 3e-06 in float: these samples hardly exercise the model" in judge(faint).reason
+    assert judge(fidelity(0.0, silent={"y0": 0.004})).level == "unclear"  # a score of which 8 bits make 0
     assert judge(fidelity(0.0, silent={"y0": 0.5})).level == "broken"
     assert judge(fidelity(0.0, 5.0, silent={"y0": 3e-6})).level == "worse"  # by the other
     assert dead_parts(faint) == []

@@ -65,6 +65,20 @@ def test_what_is_final_is_taken_as_it_is():
     assert head.layout == "final" and only(head, {"y": output}) == (0.5, 7)
 
 
+def test_scores_beside_boxes_are_no_rows_of_both():
+    """RT-DETR and YOLO-NAS, whose scores have as many columns as YOLOv5's rows; YOLOv9, which has two heads."""
+    for found in ({"logits": (1, 300, 80), "boxes": (1, 300, 4)}, {"boxes": (1, 8400, 4), "logits": (1, 8400, 80)}):
+        assert recognise_head(found, (640, 640)) == Head("pair", ("boxes", "logits"), 80, (640, 640))
+    two = recognise_head({"main": (1, 84, 8400), "other": (1, 84, 8400)}, (640, 640))
+    assert two == Head("columns", ("main",), 80, (640, 640))
+
+
+def test_offsets_from_anchors_are_no_boxes():
+    """BlazeFace: a box and six key points relative to anchors that only the code around the model knows."""
+    assert recognise_head({"regressors": (1, 896, 16), "classificators": (1, 896, 1)}, (128, 128)) is None
+    assert recognise_head({"boxes": (1, 4, 8400), "scores": (1, 80, 8400)}, (640, 640)) is None
+
+
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("centers", [False, True])
 def test_pairs(logits, centers):

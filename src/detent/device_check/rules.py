@@ -48,7 +48,7 @@ _REPLACEMENTS = {
     "HardSigmoid": "`detent quantize --recipe A8W8`, whose Sigmoid this device takes",
     "Sigmoid": "`detent quantize --device phx` writes HardSigmoid, the sigmoid of this device",
     "Split": "`detent quantize` writes Slices, where the sizes are constant",
-    "ReduceMean": "average with keepdims=True in the export: `detent quantize` makes a GlobalAveragePool of that",
+    "ReduceMean": "with keepdims=True, `detent quantize` makes a GlobalAveragePool of one over height and width",
     "Gelu": "`detent quantize --set without=fuse_gelu` leaves it in the operators that it is made of",
     "LayerNormalization": "`detent quantize --set without=fuse_layer_norm`, if the model was exported without it",
 }

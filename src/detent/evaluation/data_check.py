@@ -44,6 +44,7 @@ NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
+RARE = 0.1  # a probability that says no
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25  # the score above which detectors usually show a box
@@ -87,7 +88,8 @@ def question_data(
     answers = [given(index) for index in range(min(asked, len(samples)))]
     single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
     told = _of_answers(purpose, _rows(answers, asked))
-    if told and purpose.task is Task.DETECT:  # in a few images there may be nothing to detect
+    # In a few images there may be nothing to detect.
+    if told and (purpose.task is Task.DETECT or _ONE_KIND in told[0]):
         more = [given(index) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
         told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
     axis = _channel_axis(rows[0][name])
@@ -99,6 +101,7 @@ def question_data(
 
 
 _FATAL = " cannot be learned from"
+_ONE_KIND = " Give it some of both kinds."
 _NO_CLASSES = " If its outputs are numbers and no scores of classes, give --task regress."
 
 
@@ -226,7 +229,13 @@ def _scores(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> Array:
 def _of_classes(scores: Array) -> list[str]:
     count, classes = scores.shape
     if classes < 2:
-        return []
+        chance = chances(scores)
+        if chance.max() < RARE:
+            return [
+                f"The float model says no to all of the first {count} samples ({chance.max():.2g} at most).{_ONE_KIND}"
+            ]
+        least = float(chance.min())
+        return [f"The float model says yes to all of the first {count} samples.{_ONE_KIND}"] if least > 1 - RARE else []
     rows = np.array([probabilities(each) for each in scores])
     # One of two classes may well be rare, as long as the scores differ.
     still = classes > 2 or float(np.ptp(rows[:, 0])) < SAME_SCORE

@@ -59,12 +59,13 @@ class DeclaredImages:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One graph input of the model. None in `shape` is a dynamic dimension."""
+    """One graph input of the model. None in `shape` is a dynamic dimension. `image_out`: it answers with an image."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     declared: DeclaredImages | None = field(default=None, compare=False, repr=False)
+    image_out: bool = field(default=False, compare=False, repr=False)
 
     @property
     def shape_text(self) -> str:
@@ -230,7 +231,7 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     size = _find_size(spec, declared | given, layout, label)
     if declared.get("size") != size:  # a declared side to resize to belongs to the declared size
         declared.pop("resize", None)
-    mean, std = _usual_statistics(dtype, order, layout)
+    mean, std = _usual_statistics(spec, dtype, order, layout)
     settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
     settings["size"] = size
     _check_together(settings, given, label)
@@ -281,7 +282,7 @@ def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], 
     guessed = [key for key in ("mean", "std") if key not in given and key not in declared]
     if not guessed or recipe.dtype in RAW_TYPES:
         return done
-    statistics = _usual_statistics(recipe.dtype, recipe.order, recipe.layout)
+    statistics = _usual_statistics(spec, recipe.dtype, recipe.order, recipe.layout)
     usual = {UNIT: "the usual 0..1", SIGNED: "TensorFlow's usual -1..1"}.get(statistics, "ImageNet's")
     return f"Guessed {' and '.join(guessed)} ({usual}). To change them, give {_FLAGS}. {done}"
 
@@ -347,11 +348,14 @@ UNIT: Statistics = ((0.0,), (255.0,))
 SIGNED: Statistics = ((127.5,), (127.5,))
 
 
-def _usual_statistics(dtype: PixelType, order: Order, layout: Layout) -> Statistics:
-    """Return what most models of such an input were trained with. Channels come last in TensorFlow's."""
+def _usual_statistics(spec: InputSpec, dtype: PixelType, order: Order, layout: Layout) -> Statistics:
+    """Return what most models of such an input were trained with. Channels come last in TensorFlow's.
+
+    Who answers with an image (super-resolution, denoising) answers in the units of the input, and these are shown.
+    """
     if dtype in RAW_TYPES:
         return (0.0,), (1.0,)
-    if order == "GRAY":
+    if order == "GRAY" or spec.image_out:
         return UNIT
     if layout == "NHWC":
         return SIGNED

@@ -29,15 +29,27 @@ if TYPE_CHECKING:
     import onnx_ir as ir  # reading data does not load onnx
 
 
+Sides = tuple[int | None, ...]  # height and width
+
+
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     """Return name, type and shape of every graph input. Raise ModelError for one without a tensor type or a shape."""
     from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
 
     declared = declared_images(model)
-    return tuple(_spec(value, declared) for value in model.graph.inputs)
+    images = [_image_sides(value) for value in model.graph.outputs]
+    return tuple(_spec(value, declared, [sides for sides in images if sides]) for value in model.graph.inputs)
 
 
-def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
+def _image_sides(value: ir.Value) -> Sides | None:
+    """Return height and width of a value that may be an image in colour, by its shape; None if it is not one."""
+    shape = () if value.shape is None else tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+    if len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        return None
+    return shape[2:] if shape[1] == 3 else shape[1:3]
+
+
+def _spec(value: ir.Value, declared: DeclaredImages | None, images: Sequence[Sides]) -> InputSpec:
     # Read without onnx: an element type of 0 is that of a type that says nothing.
     if not value.dtype or value.shape is None:
         raise ModelError(
@@ -45,7 +57,13 @@ def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
             "Export the model with typed inputs."
         )
     shape = tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared)
+    sides = _image_sides(value)
+    # As large as the image, or several times as large.
+    image_out = sides is not None and any(
+        all(one is None or (own is not None and one % own == 0) for own, one in zip(sides, image, strict=True))
+        for image in images
+    )
+    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, image_out)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from detent.graph.values import (
 )
 from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
-from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
+from detent.plan.operators import OPERATORS, Operator, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
 from detent.prepare.affine import read_batchnorm
@@ -145,8 +145,9 @@ class Role(Enum):
 class Site:
     """A value that will be quantized, and the node that asks for it.
 
-    `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1). `axis` is, for
-    the weight of a layer, the axis of its output channels, and `summed` the one along which blocks lie.
+    `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1); `spread`: it is
+    shared out among many. `axis` is, for the weight of a layer, the axis of its output channels, and `summed` the one
+    along which blocks lie.
     """
 
     value: str
@@ -155,6 +156,7 @@ class Site:
     largest: float | None = None
     axis: int | None = None
     summed: int = 0
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -389,9 +391,10 @@ def _site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Iterato
                 f"Repair the model, or leave the node float with --exclude '{node.name}'."
             )
     producer = value.producer()
-    settled = operator_of(producer).largest if producer is not None and layout.quantizes(producer) else None
+    settled = operator_of(producer) if producer is not None and layout.quantizes(producer) else Operator()
     axis = channel_axis(node, value, bias_input(node)) if role is Role.WEIGHT else None
-    yield Site(name, role, str(layout.layer_of(node).name), settled, axis, summed_axis(value))
+    layer = str(layout.layer_of(node).name)
+    yield Site(name, role, layer, settled.largest, axis, summed_axis(value), settled.spread)
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:

@@ -37,6 +37,7 @@ class Operator:
     `bias`: the input that is added to the products of the others.
     `moves_data`: the output holds values of the input and nothing new, so both live on one grid.
     `largest`: the largest magnitude of the output, where the operator alone settles it.
+    `spread`: that is shared out among many numbers, so that few come near it.
     `declines`: a reason not to quantize this particular node, or None.
     """
 
@@ -44,6 +45,7 @@ class Operator:
     bias: int | None = None
     moves_data: bool = False
     largest: float | None = None
+    spread: bool = False
     declines: Callable[[ir.Node], str | None] | None = None
 
 
@@ -79,7 +81,7 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _ALL),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
+        ("Relu", "Clip", "LeakyRelu", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
          "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Neg", "LogSoftmax", "Slice", "Split", "Pad",
          "LpNormalization", "ArgMax", "GroupNormalization", "RMSNormalization", "RotaryEmbedding"),
         _FIRST,
@@ -90,8 +92,9 @@ OPERATORS: dict[str, Operator] = {
         _MOVES,
     ),
     "AveragePool": Operator(data=(0,), declines=_dilated),
-    "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
-    "Softmax": Operator(data=(0,), largest=1.0),
+    "Sigmoid": Operator(data=(0,), largest=1.0),
+    "HardSigmoid": Operator(data=(0,), largest=1.0, declines=_unusual_hard_sigmoid),
+    "Softmax": Operator(data=(0,), largest=1.0, spread=True),
     "Pow": Operator(data=(0,), declines=_unsteady_power),
     # Queries, keys and values; a mask and what was computed before are not on their grids.
     "Attention": Operator(data=(0, 1, 2)),

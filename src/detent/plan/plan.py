@@ -276,7 +276,7 @@ def _choose(
     assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if given is not None:
         return fmt.fit(*given)
-    if site.largest is not None:
+    if site.largest is not None and (site.spread or (is_output and not recipe.clip_outputs)):
         return settled_params(_reached(site, statistics, is_output), fmt, recipe.method)
     if site.role is Role.ACTIVATION:
         return choose_params(statistics[site.value], fmt, method, site.value)
@@ -293,8 +293,9 @@ def _choose(
 def _reached(site: Site, statistics: Mapping[str, TensorStatistics], is_output: bool) -> float:
     """Return how far the codes of a value must reach whose operator keeps it within 0..largest.
 
-    Scores at the output of a model must not be clipped, whatever comes. Attention that is spread over many tokens never
-    gets near 1, and on a grid that reaches there it would have a few codes: what was seen, and some more, is enough.
+    Scores at the output of a model must not be clipped, whatever comes: calibrated on samples without a wake word, a
+    detector could else never say yes. Attention that is spread over many tokens never gets near 1, and on a grid that
+    reaches there it would have a few codes: what was seen, and some more, is enough.
     """
     assert site.largest is not None, "the operator settles it"
     seen = statistics[site.value].histogram if site.value in statistics else None

@@ -7,9 +7,10 @@ GatherToSlice: Gather with one constant index i takes the entries from i up to i
 a Slice and a Squeeze.
 
 ReduceMeanToPool: ReduceMean over height and width of (batch, channel, height, width) is GlobalAveragePool, which keeps
-these dimensions with size 1, as ReduceMean does with keepdims=1. With keepdims=0 the ReduceMean stays. It would need a
-pool and a Squeeze, and a pool is one of the operators whose output shares the scale of its input; a mean is much
-smaller than what it is taken over and wants its own.
+these dimensions with size 1, as ReduceMean does with keepdims=1; with keepdims=0 a Flatten follows. The output of a
+pool shares the scale of its input, though a mean is smaller and might have a finer one. At the end of a network that
+costs nothing that can be measured (MobileNetV2: 1 of 1000 images). Where others read the same input too, as in
+squeeze-and-excite, a ReduceMean with keepdims=0 stays.
 
 SplitGlobalPool: with H = h1 * h2 and W = w1 * w2, the mean over H x W is the mean over h2 x w2 tiles of the means over
 the h1 x w1 entries of each, because all tiles have the same size. An NPU sums at most 512 entries at a time, so each of
@@ -152,19 +153,33 @@ class ReduceMeanToPool(OperatorPass):
     Cases:
     - axes are exactly 2 and 3, in any order, negative or not, from the attribute or the input of opset 18;
     - the input is float32 and has rank 4;
-    - declined: keepdims=0 (see above), other axes, another or an unknown rank or type, axes that are computed.
+    - keepdims=0: with a Flatten behind it;
+    - declined: keepdims=0 of what others read too (see above), other axes, another or an unknown rank or type, axes
+      that are computed.
     """
 
     operators = ("ReduceMean",)
 
-    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         reason = _why_not(node)
         if reason is None:
+            if not _keeps_dims(node):
+                self._flatten(model, node)
             node.op_type = "GlobalAveragePool"
             node.attributes.clear()
             values.cut_inputs(node, 1)
             self.changed(node, "ReduceMean over height and width became GlobalAveragePool")
         return reason
+
+    def _flatten(self, model: ir.Model, node: ir.Node) -> None:
+        """Put a Flatten behind a node; it takes over the result."""
+        result = node.outputs[0]
+        flat = ir.node("Flatten", [result], {"axis": 1}, name=self.fresh(model, node, "flatten"))
+        model.graph.insert_after(node, flat)
+        values.take_over(result, flat.outputs[0])
+        flat.replace_input_with(0, result)
+        result.name = self.fresh(model, node, "pooled")
+        result.shape = None if result.shape is None else ir.Shape([*result.shape, 1, 1])
 
 
 def _why_not(node: ir.Node) -> str | None:
@@ -176,11 +191,15 @@ def _why_not(node: ir.Node) -> str | None:
         return "its input is not known to have rank 4"
     if axes is None or {axis % 4 for axis in axes} != {2, 3}:
         return f"it reduces over {axes or 'all axes'}, not over height and width"
-    if node.attributes.get_int("keepdims", 1) == 0:
-        return "keepdims is 0: a pool would tie the scale of its output to that of its input"
     if source is None or source.dtype != ir.DataType.FLOAT:
         return "its input is not known to be float32"
+    if not _keeps_dims(node) and len(source.uses()) > 1:
+        return "keepdims is 0 within the network: a pool would tie the scale of its output to that of its input"
     return None
+
+
+def _keeps_dims(node: ir.Node) -> bool:
+    return node.attributes.get_int("keepdims", 1) != 0
 
 
 LIMIT = 512  # the largest number of entries that one pool may average over

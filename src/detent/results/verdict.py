@@ -46,8 +46,9 @@ DEAD_DB = 3.0  # half of the output is noise
 APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
 UNSURE_SCORE = 0.25  # A score that users do not show
 
-# An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data.
-FAINT = 1e-3
+# A part of an output that is never larger than this in float was not exercised by the data; nor was an output that is
+# never larger than the other and 0 in the quantized model, since HardSigmoid makes 0 of every score below 0.05.
+FAINT, FAINT_SCORE = 1e-3, 0.05
 
 _FROM_BEST: tuple[Level, ...] = ("close", "unclear", "worse", "broken")
 
@@ -229,9 +230,9 @@ def _graded(value: float, thresholds: tuple[float, float, float]) -> Level:
 def _faint(fidelity: Fidelity) -> dict[str, float]:
     """Return the outputs that the data did not exercise, with the largest value that they have in float.
 
-    A score map in which float itself finds nothing is one: HardSigmoid makes 0 of every score below 0.05.
+    A score map in which float itself finds nothing is one.
     """
-    limit = UNSURE_SCORE if _task(fidelity) in ("detect", "segment") else FAINT
+    limit = UNSURE_SCORE if _task(fidelity) in ("detect", "segment") else FAINT_SCORE
     return {name: peak for name, peak in fidelity.silent.items() if peak < limit}
 
 

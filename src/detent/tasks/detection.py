@@ -260,7 +260,7 @@ def recognise_head(shapes: Mapping[str, Shape], image: tuple[int, int], classes:
     `shapes` are those of real outputs, so no dimension is open; `image` is the height and width of the input.
     """
     for name, shape in shapes.items():
-        layout = _layout_of_one(shape, image, classes)
+        layout = None if _has_partner(name, shapes) else _layout_of_one(shape, image, classes)
         if layout is not None:
             return Head(layout[0], (name,), layout[1], image)
     return _pair_of(shapes, image) or _lists_of(shapes, image)
@@ -274,6 +274,16 @@ def anchors_of(image: tuple[int, int]) -> dict[int, tuple[int, ...]]:
         for low in range(len(STRIDES))
         for high in range(low + 1, len(STRIDES) + 1)
     }
+
+
+def _has_partner(name: str, shapes: Mapping[str, Shape]) -> bool:
+    """Tell whether another output has a row, or column, for each of this one: then boxes and scores are apart.
+
+    Two of the same shape are two heads, as YOLOv9 has them.
+    """
+    shape = shapes[name]
+    at = max(range(len(shape)), key=lambda axis: shape[axis] or 0, default=0)
+    return any(len(shape) == len(other) == 3 and shape != other and shape[at] == other[at] for other in shapes.values())
 
 
 def _layout_of_one(shape: Shape, image: tuple[int, int], classes: int | None) -> tuple[str, int] | None:
