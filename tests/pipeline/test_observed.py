@@ -1,6 +1,7 @@
 """Where the float model itself computes NaN or infinity, what computes or reads that stays float, and the rest not."""
 
 import pickle
+import tempfile
 
 import numpy as np
 import onnxruntime
@@ -77,3 +78,9 @@ def test_samples_that_come_once_are_an_error():
 def test_the_error_of_another_process_names_its_sites():
     error = pickle.loads(pickle.dumps(NotFiniteError("cat.jpg", ["a", "b"])))
     assert (error.origin, error.sites) == ("cat.jpg", ["a", "b"]) and "'a'" in str(error)
+
+
+def test_a_temporary_folder_that_cannot_be_used_is_told(tiny, samples, monkeypatch):
+    assert not any("another order" in each for each in detent.quantize(tiny, None, samples).remarks)
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
+    assert sum("another order" in each for each in detent.quantize(tiny, None, samples, trust=True).remarks) == 1
