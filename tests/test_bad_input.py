@@ -262,7 +262,32 @@ def test_output_is_not_writable(fails, tmp_path, tiny, monkeypatch):
 
     monkeypatch.setattr(saving.Path, "mkdir", refuse)
     arguments = ["quantize", tiny, tmp_path / "out.onnx", "--calib", CALIBRATION]
-    fails(OUTPUT, "Cannot write into", "Permission denied", arguments=arguments)
+    fails(OUTPUT, "Cannot write", "out.onnx", "Permission denied", arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("o" * 300, "File name too long"),
+        ("x/" * 3000 + "o", "File name too long"),
+        ("loop", "link"),
+        ("", "is a folder"),
+    ],
+    ids=["long name", "long path", "link to itself", "no name"],
+)
+@pytest.mark.parametrize("command", ["quantize", "tune"])
+def test_output_that_is_no_place_for_a_file(command, name, words, fails, tmp_path, tiny):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    output = tmp_path / name if name else ""
+    fails(OUTPUT, words, arguments=[command, tiny, output, "--calib", CALIBRATION])
+
+
+@pytest.mark.parametrize(("name", "words"), [("o" * 300, "too long"), ("loop", "symbolic links"), ("pipe", "pipe")])
+def test_data_that_is_no_file(name, words, fails, quantize, tmp_path, tiny):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    fails(DATA, words, arguments=quantize(tiny, tmp_path / name))
+    fails(MODEL_ERROR, words, arguments=quantize(tmp_path / name, CALIBRATION))
 
 
 def test_full_disk(fails, quantize, tmp_path, tiny, samples, monkeypatch):

@@ -86,8 +86,9 @@ def tune(
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
     from detent.report.searches import step_line
+    from detent.tuning.tuner import recipe_beside
 
-    results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
+    results.check(model, output, options.get("metric"), options.get("toml") or recipe_beside(output))
     console = ui.stderr() if results.page.printing.json else ui.stdout()
 
     def print_step(outcome: StepOutcome) -> None:

@@ -288,9 +288,9 @@ def _locations(path: Path, modified: int, size: int) -> list[str]:  # noqa: ARG0
 
 def read_proto(path: Path) -> onnx.ModelProto:
     """Return the message in a file, without its external data. Raise ModelError if there is none."""
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
         if path.exists() and not path.is_file():  # a pipe would be waited for, and cannot be read twice
             raise ModelError(f"{path} is a pipe or a device. Save the model as a file first.")
         data = path.read_bytes()

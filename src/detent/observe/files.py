@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import threading
 import tokenize
 import zipfile
@@ -335,13 +336,19 @@ def find_files(path: Path) -> Found:
     """Return the data in a file or, recursively, in a folder. Hidden files are passed over, and so are others that are
     not data, but `place` says how many.
     """
-    if path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: there is no such file or folder.") from None
+    except OSError as error:
+        raise DataError(f"{path}: it cannot be read ({error.strerror}).") from error
+    if stat.S_ISREG(mode):
         kind = kind_of(path.name)
         if kind is None:
             raise DataError(f"{path}: this is not a data file. Expected one that ends in {_ALL_ENDINGS}.")
         return Found(kind, path.parent.absolute(), (path.name,), f"from {path}")
-    if not path.is_dir():
-        raise DataError(f"{path}: there is no such file or folder.")
+    if not stat.S_ISDIR(mode):
+        raise DataError(f"{path} is a pipe or a device. Save the data as files first.")
     first: dict[DataKind, str] = {}
     skipped: list[str] = []
     names = sorted(_walk(path, "", frozenset(), skipped))

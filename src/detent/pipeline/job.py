@@ -229,12 +229,12 @@ def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, An
 
 def checkpoint_beside(output: Path) -> Path:
     """Return where an interrupted calibration keeps what it has counted."""
-    return output.with_name(f"{output.name}.checkpoint")
+    return output.parent / f"{output.name}.checkpoint"
 
 
 def refinement_beside(output: Path) -> Path:
     """Return where an interrupted refinement keeps the layers that it has finished."""
-    return output.with_name(f"{output.name}.refinement")
+    return output.parent / f"{output.name}.refinement"
 
 
 def _equalization(switch: Any, name: str | None) -> Any:
