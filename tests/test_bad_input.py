@@ -282,6 +282,15 @@ def test_output_that_is_no_place_for_a_file(command, name, words, fails, tmp_pat
     fails(OUTPUT, words, arguments=[command, tiny, output, "--calib", CALIBRATION])
 
 
+@pytest.mark.parametrize("arguments", [["quantize", "m.onnx", "o.onnx"], ["inspect", "m.onnx"]])
+def test_a_current_folder_that_is_gone(arguments, fails, tmp_path, monkeypatch):
+    monkeypatch.delenv("DETENT_TRUST", raising=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    fails(OUTPUT, "current folder is gone", arguments=arguments)
+
+
 @pytest.mark.parametrize(("name", "words"), [("o" * 300, "too long"), ("loop", "symbolic links"), ("pipe", "pipe")])
 def test_data_that_is_no_file(name, words, fails, quantize, tmp_path, tiny):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

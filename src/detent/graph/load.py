@@ -412,7 +412,8 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
         count, wrong = len(node.inputs), ""
         given = [index for index, value in enumerate(node.inputs) if value is not None]
         if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
-            wrong = f"{count} inputs, and the operator takes {schema.min_input} to {schema.max_input}"
+            held = f"{count} inputs" if given else "no input with a name"
+            wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
         if len(node.outputs) < schema.min_output:
             wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
         for name, attribute in node.attributes.items():

@@ -176,22 +176,14 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     warnings = (*unfixed, *warnings)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
-    warnings = (*warnings, *_unsteady(model))
-    source, parts = _open_data(job, model, layout), output_parts(model.graph)
-    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
-
-
-def _unsteady(model: ir.Model) -> Iterator[str]:
-    """Yield what to tell of nodes whose answer to a sample does not depend on that sample alone."""
     drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
     if drawing is not None:
-        yield f"Node '{drawing.name}' draws random numbers: no two runs are equal."
-    training = next((node for node in model.graph.all_nodes() if node.attributes.get_int("training_mode", 0)), None)
-    if training is not None:
-        yield (
-            f"{training.op_type} '{training.name}' is in training mode: it answers by the samples that come together, "
-            "and stays float. Export the model for inference (model.eval())."
+        warnings = (
+            *warnings,
+            f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
         )
+    source, parts = _open_data(job, model, layout), output_parts(model.graph)
+    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
 
 
 def fixes_batch(job: Job, target: Device) -> bool:
@@ -278,6 +270,13 @@ def _load_float(job: Job) -> ir.Model:
             raise ModelError(
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
                 "model; `detent inspect` shows what is in this one."
+            )
+        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
+            # onnxruntime answers wrongly with its optimizations: of equal constants it keeps one, and overwrites that
+            # with the running mean. So neither the float model nor a quantized one can be relied on.
+            raise ModelError(
+                f"{name_of(job.model)} was exported for training: BatchNormalization '{node.name}' is in training mode "
+                "and answers by the samples that come together. Export the model for inference (model.eval())."
             )
     check_operators(model)
     if job.output is not None:

@@ -428,7 +428,9 @@ def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decis
     reasons = Counter(decision.reason for decision in decisions.values())
     listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
     wide = any(value.dtype == ir.DataType.DOUBLE for node in nodes for value in node.outputs)
-    if wide:
+    if not decisions:
+        advice = "Is it the right file?"
+    elif wide:
         advice = "It computes in float64; export it in float32, which is what can be quantized."
     elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
         advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
