@@ -189,8 +189,8 @@ class Trial:
         """Yield what is wrong after a fault, and after the command that follows it."""
         said = self.log.read_text(errors="replace")
         slow = self.slow if "in another order" in " ".join(said.split()) else {}
-        # What was counted is kept, as of an interrupted run: the next one, with fewer threads, goes on from there.
-        killed = killed or "not enough memory" in said
+        # What was counted is kept, as of an interrupted run, and told: the next one, with fewer threads, continues.
+        killed = killed or ("not enough memory" in said and "kept in" in said)
         if code is None:
             yield "hang"
         if "Traceback" in said or code in (1, 99):
