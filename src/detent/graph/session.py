@@ -336,8 +336,8 @@ _REWORDED = (
     ),
     (
         r"^.*Could not find an implementation for (\w+)\((\d+)\) node with name '(.*)'.*$",
-        r"it cannot compute node '\3' (\1 of opset \2) in its data type, or no longer. Export the model in float32, with "
-        "opset 17 or newer",
+        r"it cannot compute node '\3' (\1 of opset \2) in its data type, or no longer. Export the model in float32, "
+        "with opset 17 or newer",
     ),
 )
 
