@@ -282,6 +282,12 @@ def test_output_that_is_no_place_for_a_file(command, name, words, fails, tmp_pat
     fails(OUTPUT, words, arguments=[command, tiny, output, "--calib", CALIBRATION])
 
 
+@pytest.mark.parametrize("option", ["--labels", "--metric"])
+def test_a_name_that_is_too_long_is_told(option, fails, tmp_path, tiny):
+    arguments = ["evaluate", tiny, "--data", CALIBRATION, option, tmp_path / ("z" * 300 + ".py")]
+    fails(OUTPUT, "Cannot use", "zzz", "File name too long", arguments=arguments)
+
+
 @pytest.mark.parametrize("arguments", [["quantize", "m.onnx", "o.onnx"], ["inspect", "m.onnx"]])
 def test_a_current_folder_that_is_gone(arguments, fails, tmp_path, monkeypatch):
     monkeypatch.delenv("DETENT_TRUST", raising=False)

@@ -89,6 +89,8 @@ def _explain(error: OSError) -> str:
         return "The current folder is gone, so relative paths mean nothing. Change to another one, or give whole paths."
     if error.errno is None:  # of a library that is loaded when it is needed
         return f"{error} Is there enough memory, and is the installation whole?"
+    if error.filename is not None:
+        return f"Cannot use {error.filename}: {error.strerror}. Give another one."
     return f"Cannot print the result: {error}"  # what is left is the terminal or pipe itself
 
 
