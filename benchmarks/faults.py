@@ -170,8 +170,8 @@ class Trial:
         self.holds_folder = any(path.is_dir() for path in self.folder.iterdir())
 
     def _without_rewriting(self) -> dict[str, bytes]:
-        """Return what is written where onnxruntime's rewritten model cannot be had: sums of the same numbers, in
-        another order."""
+        """Return what is written where onnxruntime's rewritten model cannot be had, and that is told: sums of the same
+        numbers, in another order."""
         self.empty(old=False)
         wait(fork(self.arguments, self.log, lambda: setattr(taps, "_promising", lambda *_: False)))
         return contents(self.folder)
@@ -188,8 +188,9 @@ class Trial:
     def problems(self, code: int | None, before: dict[str, bytes], *, killed: bool) -> Iterator[str]:
         """Yield what is wrong after a fault, and after the command that follows it."""
         said = self.log.read_text(errors="replace")
-        # What was counted is kept, as of an interrupted run: the next one, with fewer threads, goes on from there.
-        killed = killed or "not enough memory" in said
+        slow = self.slow if "in another order" in " ".join(said.split()) else {}
+        # What was counted is kept, as of an interrupted run, and told: the next one, with fewer threads, continues.
+        killed = killed or ("not enough memory" in said and "kept in" in said)
         if code is None:
             yield "hang"
         if "Traceback" in said or code in (1, 99):
@@ -203,9 +204,9 @@ class Trial:
             hidden = Path(name).parts[0] not in self.tops
             if hidden and not killed and not name.startswith(f"{KEPT}/"):
                 yield f"left behind: {name}"
-            elif not hidden and data not in (self.wanted.get(name), self.slow.get(name), before.get(name)):
+            elif not hidden and data not in (self.wanted.get(name), slow.get(name), before.get(name)):
                 yield f"torn: {name}"
-        if code == 0 and any(found.get(name) not in (data, self.slow[name]) for name, data in self.wanted.items()):
+        if code == 0 and any(found.get(name) not in (data, slow.get(name)) for name, data in self.wanted.items()):
             yield "exit code 0 without the output"
 
     def again(self) -> Iterator[str]:

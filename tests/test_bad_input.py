@@ -202,9 +202,10 @@ def test_wrong_input_name(fails, quantize, tmp_path, tiny, samples):
 
 
 def test_activation_that_overflows(fails, quantize, tmp_path, samples):
-    path = stored(tiny_model(w2=np.full((2, 4, 1, 1), 3e38, np.float32)), tmp_path / "big.onnx")
+    large = np.full((2, 4, 1, 1), 3e38, np.float32)
+    path = stored(tiny_model(w1=np.full((4, 3, 3, 3), 3e38, np.float32), w2=large), tmp_path / "big.onnx")
     data = saved(1000 * samples, tmp_path / "x.npy")
-    fails(DATA, "x.npy[", "'y'", "NaN or infinity", arguments=quantize(path, data))
+    fails(DATA, "x.npy[", "NaN or infinity", arguments=quantize(path, data))
 
 
 def test_dynamic_size_that_images_do_not_settle(fails, quantize, tmp_path):
@@ -261,7 +262,47 @@ def test_output_is_not_writable(fails, tmp_path, tiny, monkeypatch):
 
     monkeypatch.setattr(saving.Path, "mkdir", refuse)
     arguments = ["quantize", tiny, tmp_path / "out.onnx", "--calib", CALIBRATION]
-    fails(OUTPUT, "Cannot write into", "Permission denied", arguments=arguments)
+    fails(OUTPUT, "Cannot write", "out.onnx", "Permission denied", arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("o" * 300, "File name too long"),
+        ("x/" * 3000 + "o", "File name too long"),
+        ("loop", "link"),
+        ("", "is a folder"),
+    ],
+    ids=["long name", "long path", "link to itself", "no name"],
+)
+@pytest.mark.parametrize("command", ["quantize", "tune"])
+def test_output_that_is_no_place_for_a_file(command, name, words, fails, tmp_path, tiny):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    output = tmp_path / name if name else ""
+    fails(OUTPUT, words, arguments=[command, tiny, output, "--calib", CALIBRATION])
+
+
+@pytest.mark.parametrize("option", ["--labels", "--metric"])
+def test_a_name_that_is_too_long_is_told(option, fails, tmp_path, tiny):
+    arguments = ["evaluate", tiny, "--data", CALIBRATION, option, tmp_path / ("z" * 300 + ".py")]
+    fails(OUTPUT, "Cannot use", "zzz", "File name too long", arguments=arguments)
+
+
+@pytest.mark.parametrize("arguments", [["quantize", "m.onnx", "o.onnx"], ["inspect", "m.onnx"]])
+def test_a_current_folder_that_is_gone(arguments, fails, tmp_path, monkeypatch):
+    monkeypatch.delenv("DETENT_TRUST", raising=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    fails(OUTPUT, "current folder is gone", arguments=arguments)
+
+
+@pytest.mark.parametrize(("name", "words"), [("o" * 300, "too long"), ("loop", "symbolic links"), ("pipe", "pipe")])
+def test_data_that_is_no_file(name, words, fails, quantize, tmp_path, tiny):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    fails(DATA, words, arguments=quantize(tiny, tmp_path / name))
+    fails(MODEL_ERROR, words, arguments=quantize(tmp_path / name, CALIBRATION))
 
 
 def test_full_disk(fails, quantize, tmp_path, tiny, samples, monkeypatch):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from detent.errors import OutputError
-from detent.execute.inference import file_stems, new_folder
+from detent.execute.inference import OutputFolder, file_stems, new_folder
 
 
 def tree(folder):
@@ -83,3 +86,19 @@ def test_a_number_that_is_taken():
 
 def test_long_names_fit_into_a_file_system():
     assert all(len(stem) < 200 for stem in file_stems(["n" * 999, "n" * 998]))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of a file's size")
+def test_a_disk_that_is_full_at_the_last_bytes_is_an_error_and_leaves_nothing(tmp_path):
+    import resource
+
+    values = np.arange(10, dtype=np.float32)  # 40 bytes behind a header of 128
+    before, answer = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (142, before[1]))
+    try:
+        with pytest.raises(OutputError), new_folder(tmp_path / "out") as folder:
+            OutputFolder(folder).save({"y": values}, "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, answer)
+    assert not any(tmp_path.iterdir())

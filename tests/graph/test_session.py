@@ -48,6 +48,8 @@ def test_check_operators_accepts_what_runs():
 
 def test_first_line():
     assert first_line("[ONNXRuntimeError] : 1 : FAIL : bad\nstack\n") == "bad."
+    old = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Relu(1) node with name 'r'"
+    assert "'r' (Relu of opset 1)" in first_line(old) and "opset 17" in first_line(old)
     long = (
         "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Tile node. Name:'t' "
         "Status Message: /src/core/bfc_arena.cc:360 void* ort::Arena::Allocate(size_t, bool) Failed to allocate 8."

@@ -129,10 +129,14 @@ def test_where_it_cannot_be_done_the_ordered_runner_does_both(why, monkeypatch):
             raise ModelError("no")
 
         monkeypatch.setattr(taps, "cut", refuse)
-    ordered, unordered = open_taps(model, ["y"])
+    taps.take_fallbacks()
+    names = ["y"] if why == "no convolution" else ["rs", "y"]  # of these, one comes in blocks
+    ordered, unordered = open_taps(model, names)
     assert ordered is unordered
+    assert len(taps.take_fallbacks()) == (why in ("no folder", "not written", "not loaded"))
+    assert not taps.take_fallbacks()
     x = {"x": normal(1, 3, 12, 12)}
-    np.testing.assert_array_equal(ordered(x)[0], Runner(model, ["y"])(x)[0])
+    np.testing.assert_array_equal(ordered(x)[0], Runner(model, names)(x)[0])
 
 
 def test_a_model_that_does_not_load_says_so():

@@ -464,6 +464,18 @@ def test_headers_that_are_no_python(tmp_path, text):
         open_npy(tmp_path / "x.npy")
 
 
+def test_arrays_that_the_model_does_not_take_are_not_read_and_named(tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    texts = np.array([{"an": "object"}], dtype=object)
+    np.savez(tmp_path / "tokens.npz", x=x, token_type_ids=np.zeros((1, 9), np.int64), texts=texts)
+    rows = npz_rows(find_files(tmp_path / "tokens.npz"), [spec(None, 2)])
+    assert len(rows) == 3 and "'token_type_ids', 'texts'" in rows.place
+    assert rows.read(2).keys() == {"x"}
+    np.testing.assert_array_equal(rows.read(2)["x"], x[2])
+    rows = array_rows({"x": x, "more": "no array"}, [spec(None, 2)])
+    assert "'more'" in rows.place and rows.read(0).keys() == {"x"}
+
+
 def test_what_is_skipped_in_a_folder_is_said_but_not_labels_and_settings(tmp_path):
     for name in ("a.npy", "b.npy"):
         np.save(tmp_path / name, np.zeros(3, np.float32))

@@ -94,6 +94,12 @@ def test_kinds_of_streams(data):
     assert first_numbers(open_source(data, X)) == [0, 1, 2]
 
 
+def test_what_the_model_does_not_take_is_left_out_and_named():
+    source = open_source([{"x": row(0), "labels": 3}, {"x": row(1), "texts": "none"}], X)
+    assert first_numbers(source) == [0, 1]
+    assert "'labels', 'texts'" in source.describe
+
+
 def test_origins_and_indices():
     found = [(one.index, one.origin) for one in open_source([row(0), row(1)], X)]
     assert found == [(0, "item 0 of the iterable"), (1, "item 1 of the iterable")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnxruntime
 import pytest
 
 import detent as package
 from detent.graph import session
+from detent.observe import sweep
 from tests.conftest import tiny_model
 
 
@@ -46,3 +48,25 @@ def test_memory_that_ends_is_a_message(detent, tiny, monkeypatch):
     answer = detent("inspect", tiny)
     assert answer.code == 3
     assert "9 TiB" in answer.err and "Traceback" not in answer.err
+
+
+def test_what_is_kept_when_memory_ends_is_told_and_taken_up(detent, tiny, samples, tmp_path, monkeypatch):
+    data, output = tmp_path / "x.npy", tmp_path / "out.onnx"
+    np.save(data, samples)
+    arguments = ("quantize", tiny, output, "--calib", data, "--threads", "1", "--no-equalize")
+    finished, real = [], sweep._Stream.finished_one
+
+    def exhaust(self):
+        finished.append(self)
+        if len(finished) == 3:
+            raise MemoryError("Unable to allocate 9 TiB")
+        real(self)
+
+    monkeypatch.setattr(sweep._Stream, "finished_one", exhaust)
+    answer = detent(*arguments)
+    kept = tmp_path / "out.onnx.checkpoint"
+    assert answer.code == 3 and kept.exists()
+    assert f"kept in {kept}" in " ".join(answer.err.split()).replace("\n", "")
+    again = detent(*arguments)
+    assert again.code == 0 and "Continued from the checkpoint" in again.out
+    assert not kept.exists()

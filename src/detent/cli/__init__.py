@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -76,9 +77,21 @@ def main() -> None:
         )
         sys.exit(ModelError.exit_code)
     except OSError as error:
-        # Commands name the files that they cannot read or write; what is left is the terminal or pipe itself.
-        stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)
+        stderr().print(f"[bold red]Error:[/] {_escape(_explain(error))}", soft_wrap=True)
         sys.exit(OutputError.exit_code)
+
+
+def _explain(error: OSError) -> str:
+    """Return what to tell of an error of the system. Commands name the files that they cannot read or write."""
+    try:
+        Path.cwd()
+    except OSError:
+        return "The current folder is gone, so relative paths mean nothing. Change to another one, or give whole paths."
+    if error.errno is None:  # of a library that is loaded when it is needed
+        return f"{error} Is there enough memory, and is the installation whole?"
+    if error.filename is not None:
+        return f"Cannot use {error.filename}: {error.strerror}. Give another one."
+    return f"Cannot print the result: {error}"  # what is left is the terminal or pipe itself
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

@@ -53,20 +53,20 @@ def quantize(
 
 @contextmanager
 def _saying_what_is_kept(output: Path | None) -> Iterator[None]:
-    """On Ctrl-C, say what is kept beside the output, if anything is."""
+    """On Ctrl-C, and where memory ends, say what is kept beside the output, if anything is."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, MemoryError) as error:
         from detent.pipeline.job import checkpoint_beside, refinement_beside
 
         if output is None:
             raise
         beside = {"What was counted is": checkpoint_beside(output), "Refined layers are": refinement_beside(output)}
-        for what, kept in beside.items():
-            if kept.exists():
-                raise ui.InterruptedRunError(
-                    f"Interrupted. {what} kept in {kept}: the same command continues."
-                ) from None
+        said = next((f"{what} kept in {kept}" for what, kept in beside.items() if kept.exists()), "")
+        if said and isinstance(error, MemoryError):
+            raise MemoryError(f"{error} {said}, and the next run continues.") from error
+        if said:
+            raise ui.InterruptedRunError(f"Interrupted. {said}: the same command continues.") from None
         raise
 
 
@@ -86,8 +86,9 @@ def tune(
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
     from detent.report.searches import step_line
+    from detent.tuning.tuner import recipe_beside
 
-    results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
+    results.check(model, output, options.get("metric"), options.get("toml") or recipe_beside(output))
     console = ui.stderr() if results.page.printing.json else ui.stdout()
 
     def print_step(outcome: StepOutcome) -> None:

@@ -165,7 +165,7 @@ def _write_all(folder: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     stems = file_stems(list(arrays))
     for stem, array in zip(stems, arrays.values(), strict=True):
-        np.ascontiguousarray(array).tofile(folder / f"{stem}.bin")
+        (folder / f"{stem}.bin").write_bytes(array.tobytes())
         np.savetxt(folder / f"{stem}.txt", array.reshape(-1), fmt="%d" if array.dtype.kind in "iu" else "%.9g")
     return dict(zip(stems, arrays, strict=True))
 

@@ -332,7 +332,7 @@ def _formal(schema: Any, side: str, index: int) -> str:
 def _narrow(name: str, array: npt.NDArray[Any], target: ir.DataType, clip: bool) -> npt.NDArray[Any]:
     """Round an array half to even to another type. A number that would become infinite is clipped, or an error."""
     dtype = target.numpy()
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN stays that
         narrowed: npt.NDArray[Any] = array.astype(dtype)
     lost = np.isfinite(array) & ~np.isfinite(narrowed.astype(np.float32))
     if not lost.any():

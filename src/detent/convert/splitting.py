@@ -201,7 +201,7 @@ def divide(
 
 def tail_file(output: Path) -> Path:
     """Return where the second part goes if the first is written to `output`."""
-    return output.with_name(f"{output.stem}_tail{output.suffix}")
+    return output.parent / f"{output.stem}_tail{output.suffix}"
 
 
 def rename_rounded(model: ir.Model, rounded: Mapping[str, str]) -> None:

@@ -32,14 +32,14 @@ from onnx_ir.passes import common as common_passes
 
 from detent.devices.device import dtype_of, instead_of_shifts, role_formats
 from detent.emulator import arithmetic, fixed, integer_layers
-from detent.errors import ModelError, UsageError, nearest
+from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.execute.inference import Batch, OutputFolder, map_in_order, named_batches, new_folder
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
 from detent.graph.values import Names, constant
 from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.samples import check_feeds
+from detent.observe.samples import check_feeds, check_names
 from detent.observe.sources import input_specs, open_source
 from detent.prepare.shapes import infer
 from detent.progress import Progress, silent
@@ -334,6 +334,8 @@ class Emulator:
 
     def _run(self, runner: Runner, feeds: Feeds, origin: str, held: Sequence[str]) -> list[Array]:
         counters = self._program.counters
+        if others := check_names(feeds, self.inputs, origin):
+            raise DataError(f"{origin}: the model has no input '{others[0]}'.")
         checked = check_feeds(dict(feeds), self.inputs, origin)
         results = runner(checked, origin, [*held, *counters.values()])
         with self._lock:

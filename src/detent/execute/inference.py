@@ -12,6 +12,7 @@ Arrays have the model's type and a batch axis of 1, so two such folders can be c
 
 from __future__ import annotations
 
+import io
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,10 @@ class OutputFolder:
         for name, file in files.items():
             path = self.folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, outputs[name], allow_pickle=False)
+            # Not to the file itself: NumPy does not notice that the disk is full when the last bytes are written.
+            whole = io.BytesIO()
+            np.save(whole, outputs[name], allow_pickle=False)
+            path.write_bytes(whole.getbuffer())
         return list(files.values())
 
 

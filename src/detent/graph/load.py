@@ -288,9 +288,9 @@ def _locations(path: Path, modified: int, size: int) -> list[str]:  # noqa: ARG0
 
 def read_proto(path: Path) -> onnx.ModelProto:
     """Return the message in a file, without its external data. Raise ModelError if there is none."""
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
         if path.exists() and not path.is_file():  # a pipe would be waited for, and cannot be read twice
             raise ModelError(f"{path} is a pipe or a device. Save the model as a file first.")
         data = path.read_bytes()
@@ -412,7 +412,8 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
         count, wrong = len(node.inputs), ""
         given = [index for index, value in enumerate(node.inputs) if value is not None]
         if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
-            wrong = f"{count} inputs, and the operator takes {schema.min_input} to {schema.max_input}"
+            held = f"{count} inputs" if given else "no input with a name"
+            wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
         if len(node.outputs) < schema.min_output:
             wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
         for name, attribute in node.attributes.items():

@@ -42,21 +42,23 @@ def tensor_bytes(model: ir.Model) -> int:
 
 def check_output(output: Path, *inputs: object) -> None:
     """Refuse, before any work is done, an output that could not be written or that would destroy one of `inputs`."""
-    if output.is_dir():
-        raise OutputError(f"The output {output} is a folder. Give the name of a file in it, or another one.")
-    if output.exists() and not output.is_file():
-        raise OutputError(f"The output {output} is a device or a pipe. Give a file name.")
-    for other in inputs:
-        if isinstance(other, str | Path) and _same_file(output, Path(other)):
-            also = f"the other file {other} of this command" if Path(other) == output else str(other)
-            raise OutputError(f"The output {output} would overwrite {also}. Give another name.")
-    if not output.parent.is_dir():
-        raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
     try:
+        if output.is_dir():
+            raise OutputError(f"The output {output} is a folder. Give the name of a file in it, or another one.")
+        if output.exists() and not output.is_file():
+            raise OutputError(f"The output {output} is a device or a pipe. Give a file name.")
+        for other in inputs:
+            if isinstance(other, str | Path) and _same_file(output, Path(other)):
+                also = f"the other file {other} of this command" if Path(other) == output else str(other)
+                raise OutputError(f"The output {output} would overwrite {also}. Give another name.")
+        if not output.parent.is_dir():
+            raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
         with scratch_folder(output.resolve()):
             pass
     except OSError as error:
-        raise OutputError(f"Cannot write into {output.parent}: {error.strerror}. Give another output.") from error
+        raise OutputError(f"Cannot write {output}: {error.strerror}. Give another output.") from error
+    except RuntimeError:  # of resolve(), before Python 3.13
+        raise OutputError(f"Cannot write {output}: it is a link to itself. Give another output.") from None
 
 
 def _same_file(one: Path, other: Path) -> bool:

@@ -335,8 +335,9 @@ _REWORDED = (
         r"it does not know the operator \1. Replace it, or cut the model before it",
     ),
     (
-        r"^.*Could not find an implementation for (\w+)\(\d+\) node with name '(.*)'.*$",
-        r"it cannot compute node '\2' (\1) in its data type. Export the model in float32",
+        r"^.*Could not find an implementation for (\w+)\((\d+)\) node with name '(.*)'.*$",
+        r"it cannot compute node '\3' (\1 of opset \2) in its data type, or no longer. Export the model in float32, "
+        "with opset 17 or newer",
     ),
 )
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import threading
 import tokenize
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -30,7 +31,7 @@ import numpy as np
 from detent.errors import DataError, UsageError, nearest
 from detent.observe.images import why_unreadable
 from detent.observe.preprocess import InputSpec, Preprocess
-from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
+from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch, without_text
 from detent.observe.store import Digest
 
 RANDOM_SAMPLES = 8  # random data says nothing, so a few are enough
@@ -216,7 +217,8 @@ def cannot_be_random(inputs: Sequence[InputSpec]) -> str:
                 "dimensions. Give --fix-shape, or data."
             )
         if spec.dtype.kind not in "fiub":
-            return f"input '{spec.name}' takes {spec.dtype.name}: there is no random data for it. Give data."
+            kind = "text" if spec.dtype.kind == "O" else spec.dtype.name
+            return f"input '{spec.name}' takes {kind}: there is no random data for it. Give data."
         if math.prod(size or 1 for size in spec.shape) > MOST_RANDOM:
             return f"input '{spec.name}' has the shape {spec.shape_text}, too large for random data. Give data."
     return ""
@@ -233,9 +235,8 @@ def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
 def array_rows(data: object, inputs: Sequence[InputSpec]) -> Rows:
     """Return the rows of one array in memory, or of a mapping from input names to arrays."""
     if isinstance(data, Mapping):
-        origin, place = "dict", "from a dict of arrays"
-        check_names(data, inputs, "the dict")
-        arrays = {name: as_array(value, f"the dict: input '{name}'") for name, value in data.items()}
+        origin, place = "dict", f"from a dict of arrays{without_text(check_names(data, inputs, 'the dict'))}"
+        arrays = {spec.name: as_array(data[spec.name], f"the dict: input '{spec.name}'") for spec in inputs}
     else:
         origin, place = "array", "from an array"
         only = single_input(inputs, "one array", "a dict {input name: array}")
@@ -336,13 +337,19 @@ def find_files(path: Path) -> Found:
     """Return the data in a file or, recursively, in a folder. Hidden files are passed over, and so are others that are
     not data, but `place` says how many.
     """
-    if path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: there is no such file or folder.") from None
+    except OSError as error:
+        raise DataError(f"{path}: it cannot be read ({error.strerror}).") from error
+    if stat.S_ISREG(mode):
         kind = kind_of(path.name)
         if kind is None:
             raise DataError(f"{path}: this is not a data file. Expected one that ends in {_ALL_ENDINGS}.")
         return Found(kind, path.parent.absolute(), (path.name,), f"from {path}")
-    if not path.is_dir():
-        raise DataError(f"{path}: there is no such file or folder.")
+    if not stat.S_ISDIR(mode):
+        raise DataError(f"{path} is a pipe or a device. Save the data as files first.")
     first: dict[DataKind, str] = {}
     skipped: list[str] = []
     names = sorted(_walk(path, "", frozenset(), skipped))
@@ -506,32 +513,32 @@ class _LastArchives:
     def __init__(self) -> None:
         self._load = lru_cache(maxsize=2)(load_npz)
 
-    def row(self, path: Path, row: int | None) -> Mapping[str, Array]:
-        return take_row(self._load(path), row)
+    def row(self, path: Path, names: frozenset[str], row: int | None) -> Mapping[str, Array]:
+        return take_row(self._load(path, names), row)
 
     def __reduce__(self) -> tuple[type[_LastArchives], tuple[()]]:
         return _LastArchives, ()
 
 
 def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
-    """Return the rows of .npz files whose keys are the names of the inputs."""
-    archives = _LastArchives()
-    parts = []
+    """Return the rows of .npz files whose keys are the names of the inputs. Other arrays in them are not read."""
+    archives, names = _LastArchives(), frozenset(spec.name for spec in inputs)
+    parts, others = [], list[str]()
     for name in found.names:
         path = found.folder / name
-        shapes = npz_shapes(path)
-        check_names(shapes, inputs, name)
+        shapes = npz_shapes(path, names)
+        others += check_names(shapes, inputs, name)
         count = count_rows(shapes, inputs, name)
-        parts.append(Part(name, count, partial(archives.row, path), partial(_add_files, {"": path})))
-    return PartRows(parts, found.place)
+        parts.append(Part(name, count, partial(archives.row, path, names), partial(_add_files, {"": path})))
+    return PartRows(parts, found.place + without_text(others))
 
 
 # Bytes, and how many times its own size an archive beyond them may unpack to.
 LARGE_ARCHIVE, MOST_UNPACKED = 500 << 20, 20
 
 
-def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arrays in a .npz file, from their headers alone."""
+def npz_shapes(path: Path, names: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays in a .npz file, from their headers alone; () for one not in `names`."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -540,8 +547,9 @@ def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 raise ValueError(f"its {path.stat().st_size:,} bytes unpack to {unpacked:,}; save it as .npy files")
             shapes = {}
             for member in members:
+                name = member.filename.removesuffix(".npy")
                 with archive.open(member) as stream:
-                    shapes[member.filename.removesuffix(".npy")] = _read_shape(stream, member.file_size)
+                    shapes[name] = _read_shape(stream, member.file_size) if names is None or name in names else ()
             return shapes
     except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
@@ -563,10 +571,11 @@ def _read_shape(stream: IO[bytes], held: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def load_npz(path: Path) -> Mapping[str, Array]:
+def load_npz(path: Path, names: Collection[str] | None = None) -> Mapping[str, Array]:
+    """Return the arrays in a .npz file: those of these names, or all."""
     try:
         with _header_lock, np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files if names is None or name in names}
     except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
 

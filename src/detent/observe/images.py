@@ -164,7 +164,7 @@ def why_unreadable(path: Path) -> str:
                     opened.load()
     except DataError as error:
         cause = error.__cause__
-        return _reason(path, cause) if isinstance(cause, Exception) else str(error)
+        return (_reason(path, cause) if isinstance(cause, Exception) else str(error)).rstrip(".")
     return ""
 
 

@@ -91,23 +91,31 @@ class Source(Protocol):
         return list(islice((pending for pending in self if not pending.held_out), count))
 
 
-def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) -> None:
-    """Raise `DataError` unless `found` are exactly the names of the model's inputs."""
-    known = [spec.name for spec in inputs]
-    names = list(found)
+def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) -> list[str]:
+    """Return the names that the model does not take. Raise `DataError` unless all its inputs are among `found`.
+
+    Tokenizers and data loaders give more than one model takes: token types, labels, texts.
+    """
+    known, names = [spec.name for spec in inputs], list(found)
+    others = [name for name in names if name not in known]
+    missing = next((name for name in known if name not in names), None)
     listed = ", ".join(f"'{name}'" for name in known)
-    for name in names:
-        if name not in known:
-            raise DataError(
-                f"{origin}: the model has no input '{name}'.{nearest(str(name), known)} Its inputs are {listed}."
-            )
-    for name in known:
-        if name not in names:
-            found_text = ", ".join(f"'{name}'" for name in names) or "none"
-            raise DataError(
-                f"{origin}: there is no data for input '{name}'. Expected {listed}, found {found_text}. "
-                f"If it is a state that an output hands on: --feedback {name}=OUTPUT."
-            )
+    if missing is None:
+        return others
+    if others:
+        guess = nearest(str(others[0]), known)
+        raise DataError(f"{origin}: the model has no input '{others[0]}'.{guess} Its inputs are {listed}.")
+    found_text = ", ".join(f"'{name}'" for name in names) or "none"
+    raise DataError(
+        f"{origin}: there is no data for input '{missing}'. Expected {listed}, found {found_text}. "
+        f"If it is a state that an output hands on: --feedback {missing}=OUTPUT."
+    )
+
+
+def without_text(ignored: Iterable[object]) -> str:
+    """Return the end of a description of data: what of it the model does not take."""
+    named = ", ".join(f"'{name}'" for name in dict.fromkeys(ignored))
+    return f" (without {named}, which the model does not take)" if named else ""
 
 
 def check_feeds(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:

@@ -197,7 +197,8 @@ class StatisticsFile:
     `factors` are the logarithms by which channels had been rescaled; None: as they were. `equalization` is the choice
     that they follow from, as text; None: format 1 did not note it. `absorbed` are the biases that
     layers had given to those behind, by the value that was computed without them; None: as they were. `smoothed` are
-    the factors by which SmoothQuant had divided values, and `alpha` is what they follow from.
+    the factors by which SmoothQuant had divided values, and `alpha` is what they follow from. `not_finite` are the
+    values that were not counted, since they held NaN or infinity.
     """
 
     model: str
@@ -211,6 +212,7 @@ class StatisticsFile:
     smoothed: Mapping[str, tuple[float, ...]] | None = None
     alpha: float | None = None
     equalization: str | None = None
+    not_finite: Sequence[str] | None = None
     detent_version: str = __version__
 
 
@@ -230,7 +232,12 @@ def _are_named(value: object) -> bool:
     return isinstance(value, dict) and all(map(_are_factors, value.values()))
 
 
-# The fields of a header and what each may be: all of them, and no others. Format 1 lacks `equalization`.
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# The fields of a header and what each may be, and no others. Format 1 lacks `equalization`; without a value that is not
+# finite, a file is as versions before that field wrote it.
 _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_text,
     "data": _is_text,
@@ -242,15 +249,16 @@ _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "smoothed": _are_named,
     "alpha": _is_factor,
     "equalization": _is_text,
+    "not_finite": _are_names,
     "detent_version": _is_text,
 }
 
-_MAY_BE_NONE = frozenset(("data", "factors", "absorbed", "smoothed", "alpha", "equalization"))
+_MAY_BE_NONE = frozenset(("data", "factors", "absorbed", "smoothed", "alpha", "equalization", "not_finite"))
 
 
 def save_statistics(path: Path, file: StatisticsFile) -> None:
     """Write the file, complete or not at all. Raise OutputError."""
-    header = {name: getattr(file, name) for name in _HEADER}
+    header = {name: getattr(file, name) for name in _HEADER if name != "not_finite" or file.not_finite}
     write_sealed(path, STATISTICS, pack(header, file.statistics))
 
 

@@ -47,15 +47,13 @@ from detent.observe.samples import (
     check_names,
     is_array_like,
     shares_batch,
+    without_text,
 )
 
 if TYPE_CHECKING:
     import onnx_ir as ir  # reading data does not load onnx
 
 SUSPICIOUS = 10_000  # items of a stream of unknown length after which it may well have no end
-
-
-LABELS = ("labels", "label", "label_ids")  # what datasets call the answers
 
 
 @dataclass
@@ -76,6 +74,7 @@ class StreamSource(Source):
 
     def __post_init__(self) -> None:
         self._started = False
+        self._ignored: dict[str, None] = {}
         self._peeked: Iterator[PendingSample] | None = None
         if self.total == 0:
             raise self._empty()
@@ -96,7 +95,7 @@ class StreamSource(Source):
             word = "judged by too," if self.selection.counted else "held out"
             held = f", every 8th {word} up to {reserve}" if reserve else ""
             count = "all items" if self.total is None else f"{self.total} items"
-        return f"{count} from the {self.noun}{held}"
+        return f"{count} from the {self.noun}{held}{without_text(self._ignored)}"
 
     def __iter__(self) -> Iterator[PendingSample]:
         if self._peeked is not None:
@@ -161,7 +160,7 @@ class StreamSource(Source):
             try:
                 if items is None:
                     items = self.start()
-                arrays = _own(next(items), self.inputs, origin)
+                arrays = _own(next(items), self.inputs, origin, self._ignored)
             except StopIteration:
                 return
             except DetentError:
@@ -181,14 +180,11 @@ class StreamSource(Source):
         return DataError(f"The {self.noun} has no items: there is nothing to calibrate with.")
 
 
-def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
-    """Return the arrays of one item by input name, copied."""
+def _own(item: Any, inputs: Sequence[InputSpec], origin: str, ignored: dict[str, None]) -> dict[str, Array]:
+    """Return the arrays of one item by input name, copied. `ignored` takes what else the item holds."""
     if isinstance(item, Mapping):
-        # Hugging Face's loaders give labels beside the inputs, and models for inference do not take them.
-        given = {spec.name for spec in inputs}
-        item = {name: value for name, value in item.items() if name in given or name not in LABELS}
-        check_names(item, inputs, origin)
-        return {name: _copy(value, f"{origin}: input '{name}'") for name, value in item.items()}
+        ignored |= dict.fromkeys(check_names(item, inputs, origin))
+        return {spec.name: _copy(item[spec.name], f"{origin}: input '{spec.name}'") for spec in inputs}
     if isinstance(item, (list, tuple)) and item and len(inputs) == 1:
         # What data loaders give: the tensor first, then labels and the like.
         item = item[0]

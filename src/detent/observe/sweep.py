@@ -24,12 +24,15 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
+from detent.graph.values import all_finite
 from detent.methods.method import Vote
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
@@ -53,6 +56,20 @@ def fetched(model: ir.Model, sites: Sequence[str]) -> list[str]:
     return outputs + [name for name in sites if name not in inputs and name not in outputs]
 
 
+class NotFiniteError(DataError):
+    """On the sample `origin` the float model computes NaN or infinity in these `sites`."""
+
+    def __init__(self, origin: str, sites: Sequence[str]) -> None:
+        super().__init__(origin, sites)
+        self.origin, self.sites = origin, sites
+
+    def __str__(self) -> str:
+        return (
+            f"On {self.origin} the float model itself computes NaN or infinity in tensor '{self.sites[0]}'. Check the "
+            "sample and its preprocessing, or leave the nodes that compute and read it float with --exclude."
+        )
+
+
 class SiteCounter:
     """Counts the values of `sites`, sample after sample. For one thread; several may share the `runner`.
 
@@ -72,20 +89,21 @@ class SiteCounter:
         return dict(zip(self._sites, self._bank.statistics, strict=True))
 
     def count(self, sample: Sample) -> None:
-        """Run one sample and count every site. Raise DataError if one holds NaN or infinity."""
-        feeds, number = sample.feeds, {name: at for at, name in enumerate(self._sites)}
+        """Run one sample and count every site. Raise NotFiniteError if some hold NaN or infinity."""
+        number = {name: at for at, name in enumerate(self._sites)}
         try:
-            self._bank.add({number[name]: feeds[name] for name in self._sites if name in feeds}, self._vote)
-            # Section by section: each is counted while it is in the cache, and gone before the next one is computed.
-            for part in self._runner.parts(feeds, sample.origin, self._fetched) if self._fetched else ():
+            for part in self._parts(sample):
                 self._bank.add({number[name]: array for name, array in part.items()}, self._vote)
                 part.clear()
-        except NonFiniteError as error:
-            raise DataError(
-                f"On {sample.origin} the float model itself computes NaN or infinity in tensor "
-                f"'{self._sites[error.number]}'. Check the sample and its preprocessing, or leave the nodes that "
-                "compute and read it float with --exclude."
-            ) from None
+        except NonFiniteError:
+            broken = [name for part in self._parts(sample) for name, array in part.items() if not all_finite(array)]
+            raise NotFiniteError(sample.origin, broken) from None
+
+    def _parts(self, sample: Sample) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the sites' values section by section: each is in the cache, and gone before the next is computed."""
+        yield {name: sample.feeds[name] for name in self._sites if name in sample.feeds}
+        if self._fetched:
+            yield from self._runner.parts(sample.feeds, sample.origin, self._fetched)
 
 
 STAGE = "calibrate"

@@ -90,7 +90,10 @@ def _load_first() -> None:
     """Load a loop that every calibration needs, and Numba with it, while files are read and sessions are opened."""
     name = "detent.observe.counting:count_tensors"
     (types,) = next(half[name] for half in LOOPS if name in half)
-    _load(name, types)
+    with contextlib.suppress(
+        OSError, ImportError, MemoryError
+    ):  # whoever needs the loop will meet that too, and tell it
+        _load(name, types)
 
 
 def _load(name: str, types: str) -> None:

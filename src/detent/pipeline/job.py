@@ -22,7 +22,6 @@ from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
-from detent.observe.streams import LABELS
 from detent.option_values import constants_of, fixing_of, image_options, names_of, providers_of
 from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
@@ -32,6 +31,8 @@ from detent.recipe.file import change, find_recipe, with_settings
 from detent.recipe.recipe import DEFAULT
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
+
+LABELS = ("labels", "label", "label_ids")  # what datasets call the answers
 
 # The field of a recipe that an option changes, if the two have different names.
 FIELD_OF_OPTION = {"refine": "refinement", "device": "target"}
@@ -228,12 +229,12 @@ def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, An
 
 def checkpoint_beside(output: Path) -> Path:
     """Return where an interrupted calibration keeps what it has counted."""
-    return output.with_name(f"{output.name}.checkpoint")
+    return output.parent / f"{output.name}.checkpoint"
 
 
 def refinement_beside(output: Path) -> Path:
     """Return where an interrupted refinement keeps the layers that it has finished."""
-    return output.with_name(f"{output.name}.refinement")
+    return output.parent / f"{output.name}.refinement"
 
 
 def _equalization(switch: Any, name: str | None) -> Any:

@@ -22,7 +22,7 @@ from detent.equalize.absorb import Absorption, absorb, absorb_again
 from detent.equalize.equalize import Equalization, equalize, equalize_again
 from detent.equalize.moments import Answers
 from detent.equalize.smooth_quant import Smoothing, SmoothQuant
-from detent.errors import DataError, UsageError
+from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
@@ -31,7 +31,7 @@ from detent.observe.executors import sweep_on
 from detent.observe.samples import PendingSample, Source
 from detent.observe.sources import input_specs
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
-from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
+from detent.observe.sweep import Checkpoint, NotFiniteError, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.recipe import Recipe
@@ -175,12 +175,13 @@ BetterOf = Callable[[Observed, Observed], Observed]
 
 def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observed:
     """Rescale the prepared model and get its statistics. With few samples, `better_of` says whether to equalize it."""
-    job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
+    job, model, source = prepared.job, prepared.model, prepared.source
     # Loading the untouched model and asking it about the data overlaps with what leaves a core idle.
     with ThreadPoolExecutor(1) as background:
         loading = background.submit(Original(job).open)
         with watch.step("equalize"):
-            saved = _saved_statistics(prepared)
+            prepared, saved = _saved_statistics(prepared)
+            layout = prepared.layout
             samples = _first_samples(job, source, saved)
             answers: Answers = {}
             before = channel_magnitudes(model, layout)
@@ -191,7 +192,7 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
             if job.options["strict"] and (found := questions.result()):
                 raise DataError(f"{found[0]} (--strict)")
         with watch.step("calibrate"):
-            observation = _statistics(prepared, source, saved, job.collecting.checkpoint)
+            prepared, observation = _counted(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
             said = check_preparation(prepared, original, samples, observation)
             findings = questions.result()
@@ -217,7 +218,7 @@ def _unequalized(observed: Observed, plain: ir.Model) -> Observed:
     assert observed.rescaling.factors is not None, "the model was equalized"
     prepared = replace(observed.prepared, model=plain)
     equalization = equalize_again(plain, [0.0] * len(observed.rescaling.factors))
-    observation = _statistics(prepared, observed.source, None, None)
+    prepared, observation = _counted(prepared, observed.source, None, None)
     rescaling = Rescaling(equalization=equalization)
     return replace(observed, prepared=prepared, rescaling=rescaling, channels={}, observation=observation)
 
@@ -276,18 +277,23 @@ class FirstSamples(Sequence[Mapping[str, npt.NDArray[Any]]]):
         return [self[each] for each in range(len(self))[index]] if isinstance(index, slice) else self._read(index)
 
 
-def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:
-    """Load the file of an earlier sweep, if there is one to use. Raise UsageError if it does not fit."""
+def _saved_statistics(prepared: Prepared) -> tuple[Prepared, StatisticsFile | None]:
+    """Load the file of an earlier sweep, if there is one to use; what it did not count stays float.
+
+    Raise UsageError if it does not fit.
+    """
     job, recipe, source = prepared.job, prepared.job.recipe, prepared.source
     if job.collecting.reuse is None:
-        return None
-    assert prepared.fingerprint is not None
+        return prepared, None
     file = load_statistics(job.collecting.reuse)
+    if file.not_finite:
+        prepared = prepared.without(file.not_finite)
+    assert prepared.fingerprint is not None
     data = None if source is None else source.fingerprint
     check_fits(file, prepared.fingerprint, prepared.sites, data, _vote(recipe)[1])
     _check_smoothing(file, recipe)
     _check_equalization(file, recipe)
-    return file
+    return prepared, file
 
 
 def _check_smoothing(file: StatisticsFile, recipe: Recipe) -> None:
@@ -345,6 +351,36 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
     return source.peek(needed)
 
 
+def _counted(
+    prepared: Prepared, source: Source | None, saved: StatisticsFile | None, checkpoint: Path | None
+) -> tuple[Prepared, Observation]:
+    """Return the statistics, and the model as it was counted: what holds NaN or infinity stays float, and is told.
+
+    Raise NotFiniteError if there is nothing else to quantize, or if the samples come only once.
+    """
+    origin, known = "", len(prepared.not_finite)
+    while True:
+        try:
+            observation = _statistics(prepared, source, saved, checkpoint)
+            break
+        except NotFiniteError as error:
+            if source is None or not source.repeatable:
+                raise
+            try:
+                prepared = prepared.without(error.sites)
+            except ModelError:
+                raise error from None
+            origin = origin or error.origin
+    if origin:
+        found = prepared.not_finite[known:]
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        observation.notes.append(
+            f"On {origin} the float model itself computes NaN or infinity in tensor '{found[0]}'{more}: the nodes "
+            "around it stay float. A mask is meant to; else check the sample and its preprocessing."
+        )
+    return prepared, observation
+
+
 def _statistics(
     prepared: Prepared, source: Source | None, saved: StatisticsFile | None, checkpoint: Path | None
 ) -> Observation:
@@ -389,6 +425,7 @@ def _save(observed: Observed) -> None:
         smoothed=rescaling.smoothed or None,
         alpha=recipe.smooth,
         equalization=choice_text(recipe.equalize),
+        not_finite=prepared.not_finite,
     )
     save_statistics(job.collecting.save, file)
 

@@ -5,7 +5,7 @@ A prepared model must compute what the given one does. `Original` keeps the give
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -43,11 +43,11 @@ from detent.observe.streams import FeedbackSource, initial_states, states_of
 from detent.observe.sweep import Observation
 from detent.option_values import fixing_of, names_of
 from detent.pipeline.job import Job
-from detent.plan.layout import Layout, Role
-from detent.plan.mixed import arrange
+from detent.plan.layout import Layout, Role, leave_float
+from detent.plan.mixed import arrange, assign_formats
 from detent.plan.plan import check_methods, needs_statistics
 from detent.plan.postprocessing import Postprocessing, find_postprocessing
-from detent.plan.select import Selection, check_operator_types
+from detent.plan.select import Became, Selection, check_operator_types
 from detent.prepare import FixInputs, FoldConstants, Pass, default_passes, prepare, successors
 from detent.prepare.shapes import constant_inputs
 from detent.progress import Progress
@@ -106,7 +106,8 @@ class Prepared:
     `job` is the one that was given, without a refinement that has no data to learn from. `fingerprint` is that of the
     model as it was given; None unless a file of statistics is read or written. `source` is None if no data is needed.
     `purpose` is what the model is for and `parts` what its outputs are joined from; both are to judge the result by.
-    `tail` is the post-processing that stays float.
+    `tail` is the post-processing that stays float. `became` says what preparation made of the nodes that users name.
+    `not_finite` are values that stay float because they hold NaN or infinity on some sample.
     The next stage rescales `model` in place: a second copy of all weights would double the memory of a run.
     """
 
@@ -119,13 +120,24 @@ class Prepared:
     source: Source | None
     purpose: Purpose
     parts: Mapping[str, Sequence[OutputPart]]
+    became: Became
     warnings: tuple[str, ...] = ()
     tail: Postprocessing | None = None
+    not_finite: tuple[str, ...] = ()
 
     @property
     def sites(self) -> list[str]:
         """The activations to observe: those that do not share the parameters of another one."""
         return _observed_sites(self.layout)
+
+    def without(self, values: Collection[str]) -> Prepared:
+        """Leave float what computes or reads a value that holds NaN or infinity on some sample.
+
+        Raise ModelError if nothing is left to quantize.
+        """
+        left = leave_float(self.model, self.layout, values, "holds NaN or infinity, which no integer stands for")
+        layout = assign_formats(self.model, left, self.job.recipe, self.became)
+        return replace(self, layout=layout, not_finite=(*self.not_finite, *values))
 
     @property
     def cuts(self) -> bool:
@@ -171,7 +183,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
             f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
         )
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
-    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
+    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
 
 
 def fixes_batch(job: Job, target: Device) -> bool:
@@ -260,7 +272,8 @@ def _load_float(job: Job) -> ir.Model:
                 "model; `detent inspect` shows what is in this one."
             )
         if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
-            # onnxruntime answers otherwise with its optimizations than without, so nothing can be measured.
+            # onnxruntime answers wrongly with its optimizations: of equal constants it keeps one, and overwrites that
+            # with the running mean. So neither the float model nor a quantized one can be relied on.
             raise ModelError(
                 f"{name_of(job.model)} was exported for training: BatchNormalization '{node.name}' is in training mode "
                 "and answers by the samples that come together. Export the model for inference (model.eval())."
@@ -460,7 +473,7 @@ def check_preparation(
         if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
             continue
         difference = _difference(before, after)
-        if difference > 0:
+        if difference:
             if original.ranks_alike(prepared.model, sample):
                 return [
                     f"Output '{name}' depends on a TopK whose scores are nearly tied on {sample.origin}: it is ordered "
@@ -476,7 +489,8 @@ def check_preparation(
 
 
 def _difference(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> float:
-    """Return the largest difference of two tensors; 0 within what folding changes."""
-    difference = float(np.abs(before.astype(np.float64) - after).max())
-    allowed = ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * float(np.abs(before).max())
-    return difference if difference > allowed else 0.0
+    """Return the largest difference of two tensors where the first is finite; 0 within what folding changes."""
+    finite = np.isfinite(before)
+    difference = float(np.abs(before[finite].astype(np.float64) - after[finite]).max(initial=0.0))
+    allowed = ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * float(np.abs(before[finite]).max(initial=0.0))
+    return 0.0 if difference <= allowed else difference

@@ -16,6 +16,7 @@ from functools import cached_property
 from os import PathLike
 
 from detent.graph.load import name_of, stored_bytes
+from detent.graph.taps import take_fallbacks
 from detent.observe.samples import Source
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
@@ -72,6 +73,7 @@ class Run:
         """Go through all stages and report. Raise a DetentError, and leave no output, if anything is wrong."""
         if self.job.options["dry_run"]:
             return self._decisions()
+        take_fallbacks()  # of what this process did before
         network = network_of(self.planned.model)  # which is emitted in place
         written, planned, observed = self.written, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan
@@ -86,6 +88,7 @@ class Run:
             *observed.notes,
             *self.refined.warnings,
             *written.warnings,
+            *take_fallbacks(),
         ]
         return Report(
             source=name_of(self.job.model),

@@ -263,7 +263,25 @@ def lay_out(
         reason = left.get(name) or masks.reasons.get(name) or norms.get(name) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
-    decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends)
+    return _with_sites(model, Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends))
+
+
+def leave_float(model: ir.Model, layout: Layout, values: Collection[str], reason: str) -> Layout:
+    """Return a layout without formats in which these values, and those that share a position with one, are no sites.
+
+    The nodes that compute or read one stay float. Raise ModelError if no site is left.
+    """
+    named = {*values, *(name for name in layout.sites if layout.leader(name) in values)}
+    decisions = dict(layout.decisions)
+    for node in model.graph:
+        found = next((each.name for each in (*node.outputs, *node.inputs) if each and each.name in named), None)
+        if found is not None and layout.quantizes(node):
+            decisions[str(node.name)] = Decision(str(node.name), node.op_type, False, f"'{found}' {reason}")
+    return _with_sites(model, replace(layout, decisions=decisions))
+
+
+def _with_sites(model: ir.Model, decided: Layout) -> Layout:
+    """Return the layout with the values that become sites by its decisions."""
     sites: dict[str, Site] = {}
     leaders: dict[str, str] = {}
     for node in model.graph:
@@ -273,7 +291,7 @@ def lay_out(
                 sites.setdefault(site.value, site)
             leaders |= _shared(node, sites)
     if not sites:
-        raise ModelError(_nothing_to_quantize(model.graph, decisions))
+        raise ModelError(_nothing_to_quantize(model.graph, decided.decisions))
     return replace(decided, sites=sites, leaders=leaders)
 
 
@@ -413,7 +431,9 @@ def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decis
     reasons = Counter(decision.reason for decision in decisions.values())
     listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
     wide = any(value.dtype == ir.DataType.DOUBLE for node in nodes for value in node.outputs)
-    if wide:
+    if not decisions:
+        advice = "Is it the right file?"
+    elif wide:
         advice = "It computes in float64; export it in float32, which is what can be quantized."
     elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
         advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."

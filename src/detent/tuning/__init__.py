@@ -27,7 +27,17 @@ from detent.recipe.file import to_toml
 from detent.results.searched import Tuning
 from detent.results.tensors import in_integers
 from detent.tuning.steps import Blame, Kind
-from detent.tuning.tuner import OUT_OF_TIME, Clock, Record, TriedStep, Tuner, contents_of, key_of, parse_duration
+from detent.tuning.tuner import (
+    OUT_OF_TIME,
+    Clock,
+    Record,
+    TriedStep,
+    Tuner,
+    contents_of,
+    key_of,
+    parse_duration,
+    recipe_beside,
+)
 
 FEWEST_JUDGED = 4  # an interval of fewer samples says nothing
 
@@ -103,7 +113,7 @@ def held_out_data(job: Job) -> Dataset:
 def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     """Tune; see `detent.tune`. The result and its recipe are written if there is an output."""
     max_drop, budget, toml = options["max_drop"], options["budget"], options["toml"]
-    recipe_file = Path(toml) if toml is not None else None if output is None else output.with_suffix(".toml")
+    recipe_file = Path(toml) if toml is not None else None if output is None else recipe_beside(output)
     if not max_drop >= 0.0:
         raise UsageError(f"The acceptable loss is {max_drop}: it must not be negative.")
     seconds = None if budget is None else parse_duration(budget)

@@ -52,9 +52,14 @@ STEPS, BEST = "steps.detent", "best.onnx"
 _OLD_STEPS = "ladder.json"  # plain JSON, as earlier versions wrote it
 
 
+def recipe_beside(output: Path) -> Path:
+    """Return where the recipe of the best step is written."""
+    return output.parent / f"{output.stem}.toml"
+
+
 def folder_beside(output: Path) -> Path:
     """Return where an interrupted tuning keeps what it has found."""
-    return output.with_name(f"{output.name}.tuning")
+    return output.parent / f"{output.name}.tuning"
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
