@@ -11,7 +11,7 @@ from detent.equalize.equalize import equalize_again
 from detent.errors import UsageError
 from tests.equalize.networks import IMAGE_INPUT, assert_kept, between_convs
 from tests.models import as_ir, build, find, info, node, normal, residual
-from tests.prepare.equivalence import bn_constants, flag_input, if_reading
+from tests.prepare.equivalence import bn_constants, flag_input, if_reading, make
 
 SPATIAL = np.array([0, 0, 1, 2, 0, 0, 1, 0])
 ZERO, ONE, INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)
@@ -439,3 +439,25 @@ def test_factors_of_another_model():
 def test_a_value_times_its_own_relu_stays():
     channels = assert_kept(between_convs([node("Relu", "c", "r"), node("Mul", "c r", "m")]))
     assert channels.count == 0
+
+
+DAMAGED = {
+    "a slice of a scalar": ([node("Slice", "s one one zero", "y")], "s"),
+    "more starts than ends": ([node("Slice", "x two one zero", "y")], "x"),
+    "a split of a scalar": ([node("Split", "s", "y z", num_outputs=2)], "s"),
+    "pads for other axes": ([node("Pad", "x two", "y")], "x"),
+    "a mean of a scalar": ([node("ReduceMean", "s", "y", axes=[0])], "s"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_operators_that_contradict_their_input_stop_factors(case):
+    nodes, source = DAMAGED[case]
+    constants = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([0, 1])}
+    model = as_ir(make(nodes, {source: [] if source == "s" else [1, 4]}, {"y": None}, constants))
+    assert map_channels(model).count == 0
+
+
+def test_a_size_that_no_memory_holds_is_no_number_of_channels():
+    model = as_ir(make([node("Relu", "x", "y")], {"x": [1, 1 << 60]}, {"y": None}))
+    assert map_channels(model).count == 0

@@ -149,6 +149,11 @@ def test_a_static_batch_drops_what_is_left_over(ten):
     assert source.describe == f"4 of 10 images from {ten}/, in batches of 4 (3 left over and not used)"
 
 
+def test_batches_of_nothing_are_an_error_of_the_model():
+    with pytest.raises(ModelError, match=r"'x' of shape \[0, 3\]"):
+        open_source(np.zeros((4, 3), np.float32), [spec(0, 3)])
+
+
 def test_too_few_for_one_batch(ten):
     with pytest.raises(DataError, match="batches of 16.* 10 images from "):
         open_source(ten, [spec(16, 1, 2, 2)])

@@ -198,6 +198,14 @@ def branch(nodes, output, constants=None):
     return helper.make_graph(nodes, "branch", [], [info(output, None)], tensors)
 
 
+def test_an_if_without_one_of_its_branches_is_left_to_the_checker():
+    passed = branch([node("Identity", "x", "inner")], "inner")
+    proto = make([node("If", "c", "y", then_branch=passed)], {"x": [2]}, {"y": [2]}, {"c": np.array(True)})
+    model = ir.from_proto(proto)
+    FoldConstants()(model)
+    assert [each.op_type for each in model.graph] == ["If"]
+
+
 @pytest.mark.parametrize("condition", [True, False])
 def test_a_branch_takes_the_place_of_an_if_whose_condition_is_constant(condition):
     """Both branches of both Ifs use the same names, each has an initializer, and one hands an outer value through."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from detent.prepare import GatherToSlice
+from tests.models import as_ir
 from tests.prepare.equivalence import check, f32, info, make, node
 
 
@@ -27,6 +28,13 @@ def test_an_open_dimension():
 def test_a_list_of_indices_is_left_alone(index):
     proto = make([node("Gather", "x i", "y")], {"x": [3, 4]}, {"y": None}, {"i": index})
     assert check(GatherToSlice(), proto, exact=True).ops == ["Gather"]
+
+
+def test_an_axis_that_the_input_does_not_have_is_left_to_the_runtime():
+    model = as_ir(make([node("Gather", "x i", "y", axis=2)], {"x": [3, 4]}, {"y": None}, {"i": np.array(0)}))
+    step = GatherToSlice()
+    step(model)
+    assert [each.op_type for each in model.graph] == ["Gather"] and "axis is 2" in str(step.declined[0])
 
 
 def test_a_table_is_left_alone():

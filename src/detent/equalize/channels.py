@@ -244,10 +244,10 @@ class _Mapper:
         source, known = self._of(node.inputs[0]), rank(node.inputs[0])
         starts, ends, axes = (constant_ints(input_at(node, index)) for index in (1, 2, 3))
         steps = [1] * len(starts or ()) if input_at(node, 4) is None else constant_ints(input_at(node, 4))
-        if source is None or known is None or starts is None or ends is None or steps is None:
+        if source is None or not known or starts is None or ends is None or steps is None:
             return False
         axes = list(range(len(starts))) if input_at(node, 3) is None else axes
-        if axes is None:
+        if axes is None or not len(starts) == len(ends) == len(axes) == len(steps):
             return False
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             if axis % known == 1:
@@ -260,7 +260,7 @@ class _Mapper:
     def _split(self, node: ir.Node) -> bool:
         source, known = self._of(node.inputs[0]), rank(node.inputs[0])
         sizes = [_channels(value) for value in node.outputs]
-        if source is None or known is None or node.attributes.get_int("axis", 0) % known != 1 or None in sizes:
+        if source is None or not known or node.attributes.get_int("axis", 0) % known != 1 or None in sizes:
             return False
         ends = np.cumsum([size for size in sizes if size is not None])
         if ends[-1] != source.size:
@@ -324,10 +324,13 @@ _RULES: Mapping[str, Callable[[_Mapper, ir.Node], bool]] = {
 }
 
 
+MOST_CHANNELS = 1 << 24  # more is a size that a damaged file declares, and an array of so many numbers
+
+
 def _channels(value: ir.Value) -> int | None:
-    """Return the size of axis 1, where channels are."""
-    shape = value.shape
-    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
+    """Return the size of axis 1, where channels are; None if it is unknown, or past all reason."""
+    size = value.shape[1] if value.shape is not None and len(value.shape) > 1 else None
+    return size if isinstance(size, int) and size <= MOST_CHANNELS else None
 
 
 def _all_fixed(count: int | None) -> Variables:
@@ -356,7 +359,7 @@ def _keeps_channels(node: ir.Node) -> bool:
     """Tell whether axis 1 of a ReduceMean's output is axis 1 of its input."""
     known = rank(node.inputs[0])
     axes = node.attributes.get_ints("axes") if "axes" in node.attributes else constant_ints(input_at(node, 1))
-    if known is None or not axes:
+    if not known or not axes:
         return False
     gone = {axis % known for axis in axes}
     return 1 not in gone and (0 not in gone or bool(node.attributes.get_int("keepdims", 1)))
@@ -365,11 +368,11 @@ def _keeps_channels(node: ir.Node) -> bool:
 def _pads_no_channels(node: ir.Node) -> bool:
     """Tell whether a Pad leaves axis 1 as it is."""
     known, pads = rank(node.inputs[0]), constant_ints(input_at(node, 1))
-    if known is None or pads is None:
+    if not known or pads is None:
         return False
     named = input_at(node, 3)
     axes = list(range(known)) if named is None else constant_ints(named)
-    if axes is None:
+    if axes is None or len(pads) != 2 * len(axes):
         return False
     return all(pad == 0 for axis, pad in zip(axes + axes, pads, strict=True) if axis % known == 1)
 

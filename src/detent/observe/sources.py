@@ -243,11 +243,15 @@ def _batch_size(inputs: Sequence[InputSpec], batch: int | None) -> tuple[int, bo
             shapes = ", ".join(f"'{spec.name}' {spec.shape_text}" for spec in inputs)
             raise UsageError(f"--batch {batch}: the inputs do not share a batch axis ({shapes}).")
         return 1, False
-    static = inputs[0].shape[0]
+    spec, static = inputs[0], inputs[0].shape[0]
     if static is None:
         return batch or 1, False
+    if static < 1:
+        raise ModelError(
+            f"Input '{spec.name}' of shape {spec.shape_text} takes batches of {static} samples, which hold nothing. "
+            "Export the model with a batch of 1, or an open one."
+        )
     if batch not in (None, static):
-        spec = inputs[0]
         raise UsageError(
             f"--batch {batch}: input '{spec.name}' of shape {spec.shape_text} takes batches of {static} only."
         )

@@ -189,6 +189,8 @@ class FoldConstants(Pass):
         if condition is None or condition.size != 1:
             return False
         chosen, other = ("then_branch", "else_branch")[:: 1 if condition.item() else -1]
+        if not {chosen, other} <= node.attributes.keys():
+            return False  # the checker says so
         branch = node.attributes[chosen].as_graph()
         for each in node.attributes[other].as_graph().all_nodes():
             for index in range(len(each.inputs)):

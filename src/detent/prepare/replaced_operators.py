@@ -129,7 +129,9 @@ class GatherToSlice(OperatorPass):
             return None
         if index is None or index.ndim:
             return None
-        start, axis = int(index), node.attributes.get_int("axis", 0)
+        start, axis, rank = int(index), node.attributes.get_int("axis", 0), values.rank(source)
+        if rank is not None and not -rank <= axis < rank:
+            return f"the input has {rank} dimensions, and its axis is {axis}"
         piece = _slice(self, model, node, (start, _LAST if start == -1 else start + 1, axis), "slice")
         piece.outputs[0].name = self.fresh(model, node, "sliced")
         piece.outputs[0].type = source.type
