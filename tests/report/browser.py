@@ -64,10 +64,10 @@ class Browser:
         os.close(self._read)
         os.close(self._write)
 
-    def open(self, file: Path, width: int = 1280, dark: bool = False, height: int = 900):
-        """Load a file at a width, in light or dark mode."""
+    def open(self, file: Path, width: int = 1280, dark: bool = False, height: int = 900, media: str = ""):
+        """Load a file at a width, in light or dark mode; `media` is "print" for how it looks on paper."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._call("Emulation.setEmulatedMedia", features=scheme)
+        self._call("Emulation.setEmulatedMedia", media=media, features=scheme)
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 640}
         self._call("Emulation.setDeviceMetricsOverride", **metrics)
         self.problems, self.requests, self._loaded = [], [], False
@@ -99,6 +99,11 @@ class Browser:
         """The page as PNG."""
         data = self._call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         file.write_bytes(base64.b64decode(data))
+
+    def pdf(self) -> bytes:
+        """The page as it is printed on A4, whose sides are given in inches."""
+        made = self._call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)
+        return base64.b64decode(made["data"])
 
     def _call(self, method: str, **parameters):
         self._number += 1

@@ -69,6 +69,26 @@ def test_no_table_is_cut_off(browser, files, name, width):
     assert browser.run(f"{wide}.map(each => each.textContent.slice(0, 80))") == []
 
 
+A4 = 718  # CSS pixels between the margins
+
+
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_pages_on_paper_have_no_buttons_and_fit_its_width(browser, files, name):
+    browser.open(files[name], A4, media="print")
+    assert browser.run("document.documentElement.scrollWidth") <= A4
+    shown = "[...document.querySelectorAll('.tools, .more, .panel')].filter(each => each.offsetParent !== null).length"
+    assert browser.run(shown) == 0
+
+
+def test_a_page_is_printed_dark_on_white_whatever_the_screen(browser, files):
+    browser.open(files["quantize"], dark=True)
+    printed = browser.pdf()
+    assert printed.startswith(b"%PDF") and 1 <= printed.count(b"/Type /Page\n") <= 12
+    browser.open(files["quantize"], A4, dark=True, media="print")
+    color = browser.run("getComputedStyle(document.querySelector('.verdict h2')).color.match(/[0-9]+/g).map(Number)")
+    assert max(color[:3]) < 160
+
+
 def test_names_of_models_are_broken_at_their_parts(browser, files):
     browser.open(files["evaluate three"], 390)
     lines = """

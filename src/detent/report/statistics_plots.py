@@ -32,7 +32,7 @@ text { font: 12px system-ui, sans-serif; fill: #222222; }
 .bar { fill: #8ab4d8; }
 .axis { stroke: #888888; }
 .grid { stroke: #e4e4e4; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   .paper { fill: #16181c; }
   text { fill: #e8e8e8; }
   .quiet { fill: #a0a0a0; }
