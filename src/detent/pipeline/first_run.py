@@ -90,9 +90,8 @@ def _load_first() -> None:
     """Load a loop that every calibration needs, and Numba with it, while files are read and sessions are opened."""
     name = "detent.observe.counting:count_tensors"
     (types,) = next(half[name] for half in LOOPS if name in half)
-    with contextlib.suppress(
-        OSError, ImportError, MemoryError
-    ):  # whoever needs the loop will meet that too, and tell it
+    # Whoever calls the loop meets these errors as well, and reports them.
+    with contextlib.suppress(OSError, ImportError, MemoryError):
         _load(name, types)
 
 
