@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL_OPTIONS ?=
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INSTALL_OPTIONS) --editable
 
 .PHONY: audit demo fuzz test test-large test-oldest docs golden lint types contract lines clean
 
@@ -50,15 +52,15 @@ lines: $(VENV)/installed-dev  ## Lines per room against lines.toml, and the othe
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu]'
+	$(INSTALL) '.[cpu]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	touch $@
 
 clean:

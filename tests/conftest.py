@@ -22,6 +22,7 @@ from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
+from detent.graph.session import usable_cores
 from detent.pipeline import trials
 
 # Trying each model file in a process of its own takes a moment; tests/graph/test_guard.py does.
@@ -34,6 +35,12 @@ trials.LEAST_SECONDS = trials.MOST_SECONDS = 0.0
 # ones, so what one run misses another finds, and the properties here fail on most examples or on none.
 settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.load_profile("unhurried")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One more than there are cores: there is always one that waits for a process, a file or a clock."""
+    return 1 + usable_cores()
 
 
 def pytest_configure(config):
@@ -60,13 +67,15 @@ def detent(monkeypatch, capsys):
 
         monkeypatch.setattr(sys, "argv", ["detent", *map(str, arguments)])
         code = 0
-        answer_to_interrupts = signal.getsignal(signal.SIGINT)
+        endings = (signal.SIGINT, signal.SIGTERM)
+        answers = [signal.getsignal(ending) for ending in endings]
         try:
             main()
         except SystemExit as stop:
             code = stop.code or 0
         finally:
-            signal.signal(signal.SIGINT, answer_to_interrupts)  # a command ends its process; tests go on in theirs
+            for ending, answer in zip(endings, answers, strict=True):  # a command ends its process; tests go on
+                signal.signal(ending, answer)
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

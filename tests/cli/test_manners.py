@@ -90,3 +90,26 @@ def test_an_interrupt_while_an_object_is_deleted_is_not_lost():
     done = subprocess.run([sys.executable, "-c", _DELETES], capture_output=True, text=True, timeout=15, check=False)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_a_command(detent, tiny):
+    said = detent(tiny, "out.onnx")
+    assert said.code == 2
+    assert f"detent quantize {tiny} OUTPUT" in said.err.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["quantize", "tune"])
+def test_model_and_output_in_the_other_order(detent, tiny, tmp_path, command):
+    before = tiny.read_bytes()
+    said = detent(command, tmp_path / "out.onnx", tiny, "--calib", tmp_path)
+    assert said.code == 2
+    assert "The MODEL comes first" in said.err
+    assert tiny.read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "words"), [("labels.csv", "the folder of the images"), ("a.onnx", "It is a model")])
+def test_what_is_given_as_data_and_is_something_else(detent, tiny, tmp_path, name, words):
+    (tmp_path / name).write_text("a.png,1\n")
+    said = detent("quantize", tiny, tmp_path / "out.onnx", "--calib", tmp_path / name)
+    assert said.code == 4
+    assert words in said.err

@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import detent
 from detent.devices.constraints import SHIFTS
 from detent.emit import emit
 from detent.graph.save import serialize
@@ -374,3 +375,16 @@ def test_a_session_takes_the_emitted_shapes():
     model, plan = planned(conv_relu_conv(), FEEDS)
     live = session(emitted(model, plan)[0])
     assert [value.shape for value in live.get_outputs()] == [[1, 2, 6, 6]]
+
+
+def test_equal_constants_that_stay_float_are_stored_once(tmp_path):
+    """Two layers that are left out read one weight; each had got a copy of it, so that it could have its own scale."""
+    nodes = [node("Conv", "x w", "a", name="first"), node("Conv", "x w", "b", name="second")]
+    nodes += [node("Concat", "a b", "c", axis=1, name="join"), node("Conv", "c v", "y", name="last")]
+    model = build(nodes, "y", {**W, "v": normal(2, 6, 1, 1)}, [X])
+    sizes = {}
+    for exclude in ((), ("first", "second")):
+        detent.quantize(model, tmp_path / "q.onnx", [FEEDS], "XINT8", exclude=exclude, equalize=False)
+        constants = constants_of(onnx.load(tmp_path / "q.onnx"))
+        sizes[exclude] = [array.dtype for array in constants.values() if array.size == W["w"].size]
+    assert sizes == {(): [np.int8, np.int8], ("first", "second"): [np.float32]}

@@ -14,6 +14,7 @@ from detent.evaluation.task_agreement import Purpose
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
+from detent.results.verdict import judge
 from detent.tasks import Task
 
 floats = st.floats(-1e6, 1e6, width=32)
@@ -77,12 +78,13 @@ def chain(op):
     )
 
 
-def measured(first, second, arrays, purpose=None):
+def measured(first, second, arrays, purpose=None, reserve=()):
     pending = [
         PendingSample(index, f"sample {index}", True, lambda array=array: {"x": array}, len(array))
-        for index, array in enumerate(arrays)
+        for index, array in enumerate([*arrays, *reserve])
     ]
-    return measure_fidelity(Runner(load(first)), load(second), {"y": "y"}, pending, purpose=purpose, threads=2)
+    samples, others = pending[: len(arrays)], pending[len(arrays) :]
+    return measure_fidelity(Runner(load(first)), load(second), {"y": "y"}, samples, others, purpose=purpose, threads=2)
 
 
 def test_two_models_on_samples():
@@ -94,6 +96,17 @@ def test_two_models_on_samples():
     assert found.outputs["y"].sqnr_db == pytest.approx(10 * math.log10(1 / 4))
     half = measured(chain("Identity"), chain("Abs"), arrays)
     assert half.same_top1 == 1  # only the row without negative numbers keeps its largest
+
+
+def test_the_reserve_is_run_where_the_verdict_is_unclear():
+    sure, torn = np.array([[9, 0, 0, 0]], np.float32), np.array([[-9, 2, 0, 0]], np.float32)
+    reserve = [sure] * 60
+    assert measured(chain("Identity"), chain("Identity"), [sure] * 32, reserve=reserve).samples == 32  # all are kept
+    assert measured(chain("Identity"), chain("Abs"), [torn] * 8, reserve=reserve).samples == 8  # none is
+    # One of eight is lost, which may be much or little; with one of 68 it is little.
+    found = measured(chain("Identity"), chain("Abs"), [torn, *[sure] * 7], reserve=reserve)
+    assert (found.samples, found.same_top1) == (68, 67)
+    assert judge(measured(chain("Identity"), chain("Abs"), [torn, *[sure] * 7])).level == "unclear"
 
 
 def test_outputs_that_fall_silent_are_named_with_what_they_were():

@@ -168,3 +168,32 @@ def test_a_message_of_onnxruntime_that_is_no_text_is_an_error_like_others(monkey
     monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
     with pytest.raises(ModelError, match="not UTF-8"):
         open_session(b"", session_options())
+
+
+class FailsOnce(onnxruntime.InferenceSession):
+    """Fails while the model is optimized."""
+
+    def run(self, *given):
+        if self.get_session_options().graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+            raise RuntimeError("a kernel reads the other layout")
+        return super().run(*given)
+
+
+def test_a_model_that_only_runs_unoptimized_is_told(monkeypatch):
+    x = {"x": np.ones((1, 3, 8, 8), np.float32)}
+    expected = Runner(load(tiny_model()))(x)[0]
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FailsOnce)
+    session.take_fallbacks()
+    runner = Runner(load(tiny_model()))
+    np.testing.assert_allclose(runner(x)[0], expected, rtol=1e-5)
+    (told,) = session.take_fallbacks()
+    assert "optimized form" in told and "reads the other layout" in told and "in another order" in told
+    runner(x)
+    assert not session.take_fallbacks()
+
+
+def test_data_that_no_form_of_the_model_takes_is_not_told_as_a_fallback():
+    session.take_fallbacks()
+    with pytest.raises(DataError):
+        Runner(load(tiny_model()))({"x": np.ones((1, 3, 8), np.float32)})
+    assert not session.take_fallbacks()

@@ -11,7 +11,7 @@ import detent
 from detent.errors import DataError, ModelError, UsageError
 from detent.graph import sections, taps
 from detent.graph.load import load
-from detent.graph.session import Runner
+from detent.graph.session import Runner, take_fallbacks
 from detent.graph.taps import BLOCKED, BlockedValue, UnorderedRunner, open_alike, open_exact, open_taps
 from tests.models import build, info, node, normal
 
@@ -129,12 +129,12 @@ def test_where_it_cannot_be_done_the_ordered_runner_does_both(why, monkeypatch):
             raise ModelError("no")
 
         monkeypatch.setattr(taps, "cut", refuse)
-    taps.take_fallbacks()
+    take_fallbacks()
     names = ["y"] if why == "no convolution" else ["rs", "y"]  # of these, one comes in blocks
     ordered, unordered = open_taps(model, names)
     assert ordered is unordered
-    assert len(taps.take_fallbacks()) == (why in ("no folder", "not written", "not loaded"))
-    assert not taps.take_fallbacks()
+    assert len(take_fallbacks()) == (why in ("no folder", "not written", "not loaded"))
+    assert not take_fallbacks()
     x = {"x": normal(1, 3, 12, 12)}
     np.testing.assert_array_equal(ordered(x)[0], Runner(model, names)(x)[0])
 

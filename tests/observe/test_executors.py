@@ -230,8 +230,8 @@ def test_workers_and_dask_together():
         assert processes.count == 3
 
 
-def play(backlog, deadly):
-    """A pool in which `deadly` shards kill their worker: what ran together."""
+def play(backlog, deadly, times=100):
+    """A pool in which `deadly` shards kill their worker so many times: what ran together."""
     together = []
     while backlog.left:
         running = []
@@ -239,7 +239,8 @@ def play(backlog, deadly):
             running.append(shard)
             backlog.started(shard)
         together.append([shard.number for shard in running])
-        if any(shard.number in deadly for shard in running):
+        if times and any(shard.number in deadly for shard in running):
+            times -= 1
             for shard in running:
                 backlog.died(shard)
             continue
@@ -255,6 +256,7 @@ def test_suspects_run_alone_and_the_guilty_one_is_named():
     with pytest.raises(DataError, match="3 worker processes .*sample 4,"):
         play(backlog, deadly={4})
     assert backlog.left == 3  # 0, 1 and 2, then the innocent 3 alone
+    assert play(Backlog(shards[:2], most_at_once=1), deadly={1}, times=2) == [[0], [1], [1], [1]]
 
 
 @pytest.mark.slow
@@ -275,22 +277,6 @@ def test_a_data_error_in_a_process(model, processes):
 
 
 @pytest.mark.slow
-def test_local_processes(model, open_data):
-    here = sweep(model, SITES, open_data("npy", hold_out=None))
-    assert contents(sweep_on(LocalProcesses(2), model, SITES, open_data("npy", hold_out=None))) == contents(here)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_twice_costs_two_retries(model, tmp_path):
-    here = sweep(model, SITES, open_source(Numbers(), input_specs(model), hold_out=16))
-    reader = Deadly(folder=tmp_path, times=2)
-    there = sweep_on(LocalProcesses(1), model, SITES, open_source(reader, input_specs(model), hold_out=16))
-    assert contents(there) == contents(here)
-    assert there.samples == here.samples
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.slow
 def test_a_shard_that_always_kills_is_named(model, tmp_path):
     reader = Deadly(folder=tmp_path, times=100)
     with pytest.raises(DataError, match="3 worker processes .*shard 3,"):
@@ -300,7 +286,7 @@ def test_a_shard_that_always_kills_is_named(model, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_somebody_kills_in_the_middle(model, tmp_path):
-    here = sweep(model, SITES, open_source(Numbers(), input_specs(model)))
+    here = sweep(model, SITES, open_source(Numbers(), input_specs(model), hold_out=16))
 
     def kill_one():
         while len(notes := list(tmp_path.iterdir())) < 5:
@@ -309,9 +295,11 @@ def test_a_worker_that_somebody_kills_in_the_middle(model, tmp_path):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    there = sweep_on(LocalProcesses(2), model, SITES, open_source(Slow(folder=tmp_path), input_specs(model)))
+    source = open_source(Slow(folder=tmp_path), input_specs(model), hold_out=16)
+    there = sweep_on(LocalProcesses(2), model, SITES, source)
     killer.join()
     assert contents(there) == contents(here)
+    assert there.samples == here.samples
 
 
 INTERRUPTED = """

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from detent.errors import DataError
-from detent.observe.images import geometry, image_size, read_pixels, resized_shape
+from detent.observe.images import geometry, image_size, read_pixels, resized_shape, why_unreadable
 
 sides = st.integers(1, 700)
 
@@ -277,3 +277,22 @@ def test_an_image_that_is_a_pointer_says_how_to_fetch_it(tmp_path):
     (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(DataError, match=r"a\.png: .*git lfs pull"):
         image_size(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("reader", [image_size, why_unreadable, read])
+def test_a_header_that_claims_more_than_the_file_can_hold_is_refused_before_memory_is_taken(
+    tmp_path, reader, monkeypatch
+):
+    sizes = struct.pack("<IiiHHIIiiII", 40, 14_000, 12_000, 1, 24, 0, 0, 0, 0, 0, 0)
+    (tmp_path / "a.bmp").write_bytes(b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + sizes)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("memory is taken"))
+    with contextlib.ExitStack() as stack:
+        if reader is not why_unreadable:
+            stack.enter_context(pytest.raises(DataError, match="its 54 bytes cannot hold the 12000x14000 pixels"))
+        assert "its 54 bytes cannot hold" in reader(tmp_path / "a.bmp")
+
+
+def test_an_image_all_of_one_colour_is_as_small_as_an_image_can_be(tmp_path):
+    Image.new("1", (8192, 8192)).save(tmp_path / "a.png", optimize=True)
+    assert image_size(tmp_path / "a.png") == (8192, 8192)
+    assert why_unreadable(tmp_path / "a.png") == ""

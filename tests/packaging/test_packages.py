@@ -61,7 +61,7 @@ def test_the_metadata_names_extras_and_the_command(packages):
     required = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", metadata, re.MULTILINE)
     assert "numpy" in required
     assert not {"onnxruntime", "torch", "pandas", "scipy", "opencv-python"} & set(required)
-    assert "detent = detent.cli:main" in read["entry_points.txt"]
+    assert "detent = detent.__main__:main" in read["entry_points.txt"]
     assert "Root-Is-Purelib: true" in read["WHEEL"]
 
 

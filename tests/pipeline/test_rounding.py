@@ -66,9 +66,11 @@ def test_the_result_is_measured_in_integers(reports):
     assert "in integers" not in str(reports["half-even"])
 
 
-@pytest.mark.parametrize("refinement", [Rounding(), AdaRound(iterations=20, output_rounded=True)])
-def test_other_refinements_see_it_too(refinement):
-    recipes = [each.replace(refinement=refinement, search_ranges=True) for each in (XINT8, DPU)]
+@pytest.mark.parametrize(
+    ("refinement", "search_ranges"), [(Rounding(), True), (AdaRound(iterations=20, output_rounded=True), False)]
+)
+def test_other_refinements_see_it_too(refinement, search_ranges):
+    recipes = [each.replace(refinement=refinement, search_ranges=search_ranges) for each in (XINT8, DPU)]
     plain, device = (detent.quantize(MODEL, None, ROWS, recipe) for recipe in recipes)
     assert error(device, "dpu") < error(plain, "dpu")
 

@@ -91,6 +91,12 @@ def test_an_output_that_is_next_to_nothing_in_float_tells_nothing():
     assert dead_parts(faint) == []
 
 
+@pytest.mark.parametrize("task", ["regress", "embed", "image"])
+def test_small_numbers_that_die_are_broken(task):
+    figures = answers(task, None, None, cosine=0.0, psnr_db=5.0)
+    assert judge(fidelity(0.0, silent={"y0": 0.004}, agreement=figures)).level == "broken"
+
+
 @pytest.mark.parametrize("task", ["segment", "detect"])
 def test_a_dead_output_is_never_close_whatever_the_answers_say(task):
     agree = answers(task, 0.0, (0.0, 0.0), confident=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -29,17 +30,30 @@ def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto
     ("shapes", "task"),
     [
         ([("logits", ("n", 10))], Task.CLASSIFY),
-        ([("pooled", (1, 1280, 1, 1))], Task.CLASSIFY),
+        ([("y", (1, 1000))], Task.CLASSIFY),
+        ([("pooled", (1, 1280, 1, 1))], Task.EMBED),
+        ([("y", ("n", 512))], Task.EMBED),
+        ([("y", ("n", 512)), ("z", (1, 10))], Task.CLASSIFY),
+        ([("logits", ("n", 512))], Task.CLASSIFY),
         ([("embedding", (1, 512))], Task.EMBED),
         ([("y", (1, 1))], Task.REGRESS),
         ([("y", (1, 21, 64, 64))], Task.SEGMENT),
         ([("y", (1, 19, 8, 8))], Task.SEGMENT),
         ([("y", (1, 3, 128, 128))], Task.IMAGE),
-        ([("y", (1, 1, 64, 64))], Task.IMAGE),
+        ([("depth", (1, 1, 64, 64))], Task.REGRESS),
+        ([("depth", (1, 64, 64))], Task.REGRESS),
         ([("y", (1, 252, 6))], Task.DETECT),  # 3 anchors in each of 64 / 8, 16 and 32: 64 + 16 + 4 cells
         ([("y", (1, 197, 768))], Task.REGRESS),
         ([("boxes", (1, 100, 4)), ("scores", (1, 100, 92))], Task.DETECT),
         ([("a", (1, 255, 8, 8)), ("b", (1, 255, 4, 4)), ("c", (1, 255, 2, 2))], Task.DETECT),
+        (
+            [(f"{kind}{rows}", (rows, size)) for rows in (128, 32, 8) for kind, size in (("s", 1), ("b", 4))],
+            Task.DETECT,
+        ),
+        (
+            [(f"{kind}{rows}", (1, rows, size)) for rows in (64, 16, 4) for kind, size in (("s", 80), ("b", 32))],
+            Task.DETECT,
+        ),
         ([("y", (1, 2, 64, 64)), ("a", (1, 16, 8, 8)), ("b", (1, 32, 4, 4)), ("c", (1, 32, 2, 2))], Task.SEGMENT),
     ],
 )
@@ -176,6 +190,18 @@ def test_real_shapes_replace_those_of_the_file() -> None:
 def test_a_map_after_a_sigmoid_is_a_segmentation() -> None:
     model = as_ir(build([node("Conv", "x w", "a"), node("Sigmoid", "a", "y")], "y", {"w": normal(1, 3, 1, 1)}))
     assert recognise_task(model.graph, {})[0] is Task.SEGMENT
+
+
+def test_one_channel_of_a_grey_image_is_an_image() -> None:
+    grey = info("x", (1, 1, 64, 64))
+    assert recognise_task(ir.from_proto(outputs(("y", (1, 1, 128, 128)), inputs=grey)).graph, {})[0] is Task.IMAGE
+
+
+def test_three_channels_that_are_interpolated_are_classes() -> None:
+    constants = {"w": normal(3, 3, 2, 2), "s": np.array([1, 1, 2, 2], np.float32)}
+    nodes = [node("Conv", "x w", "a", strides=[2, 2]), node("Resize", "a _ s", "y", mode="linear")]
+    regions = as_ir(build(nodes, "y", constants, [IMAGE]))
+    assert recognise_task(regions.graph, {}, {"y": (1, 3, 64, 64)})[0] is Task.SEGMENT
 
 
 def test_a_normalized_row_is_an_embedding() -> None:

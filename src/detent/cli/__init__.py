@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import io
 import logging
+import os
 import signal
 import sys
 import threading
@@ -18,8 +20,10 @@ from detent import __version__
 from detent.cli import commands
 from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
 from detent.compat.script_runner import PASS_THROUGH, run
-from detent.errors import DetentError, ModelError, OutputError
+from detent.errors import DetentError, ModelError, OutputError, UsageError
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM)  # both leave nothing half-written behind
+ALARM = signal.SIGINT if sys.platform == "win32" else signal.SIGALRM
 NOTHING_WRITTEN = "Interrupted. Nothing was written."
 INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
 
@@ -48,37 +52,84 @@ app.command(rich_help_panel=SCRIPTS, context_settings=PASS_THROUGH)(run)
 
 def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
-    for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
+    for ending in ENDINGS:
         signal.signal(ending, _interrupt_once)
     sys.unraisablehook = _interrupt_again
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # our own error reports what is wrong with a model
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not fail the command
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started this, or of a program without a console
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not fail it
             stream.reconfigure(errors="backslashreplace")
+    try:
+        sys.exit(_run())
+    except KeyboardInterrupt:  # before the command-line library began, or while an error was told
+        _tell(NOTHING_WRITTEN)
+        sys.exit(INTERRUPTED)
+    finally:
+        for ending in ENDINGS:  # all is done: while Python ends, it would print a traceback
+            signal.signal(ending, signal.SIG_IGN)
+
+
+def _run() -> int:
+    """Run a command, tell its error, and return its exit code."""
+    try:
+        code = _code_of_app()
+        sys.stdout.flush()  # here, where a full disk has a message
+    except InterruptedRunError as error:
+        _tell(_escape(str(error)))
+        return INTERRUPTED
+    except DetentError as error:
+        return _tell_error(str(error), error.exit_code)
+    except MemoryError as error:
+        advice = "Give --threads 1, a smaller --batch or a smaller --size, or use a machine with more."
+        return _tell_error(f"There is not enough memory. {error} {advice}", ModelError.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            _discard_output()
+        return _tell_error(_explain(error), OutputError.exit_code)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        advice = "Give --threads 1, end other programs, or raise the limit of processes (`ulimit -u`)."
+        return _tell_error(f"The system starts no more threads. {advice}", ModelError.exit_code)
+    return code
+
+
+def _code_of_app() -> int:
+    """Run the command-line library, which ends by leaving, and return its exit code."""
+    if (first := " ".join(sys.argv[1:2])).lower().endswith(".onnx"):
+        raise UsageError(f"Name a command first, such as: detent quantize {first} OUTPUT --calib FOLDER")
     try:
         app()
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # the command-line library exits without a message on Ctrl-C
-            stderr().print(NOTHING_WRITTEN)
-        raise
-    except KeyboardInterrupt:  # before the command-line library began
-        stderr().print(NOTHING_WRITTEN)
-        sys.exit(INTERRUPTED)
-    except InterruptedRunError as error:
-        stderr().print(str(error), markup=False, soft_wrap=True)
-        sys.exit(INTERRUPTED)
-    except DetentError as error:
-        stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
-        sys.exit(error.exit_code)
-    except MemoryError as error:
-        advice = "Give --threads 1, a smaller --batch or a smaller --size, or use a machine with more."
-        stderr().print(
-            f"[bold red]Error:[/] There is not enough memory. {_escape(str(error))} {advice}", soft_wrap=True
-        )
-        sys.exit(ModelError.exit_code)
-    except OSError as error:
-        stderr().print(f"[bold red]Error:[/] {_escape(_explain(error))}", soft_wrap=True)
-        sys.exit(OutputError.exit_code)
+            _tell(NOTHING_WRITTEN)
+        if isinstance(stop.code, str):  # the last words of a script
+            raise
+        return stop.code or 0
+    return 0
+
+
+def _tell_error(text: str, code: int) -> int:
+    _tell(f"[bold red]Error:[/] {_escape(text)}")
+    return code
+
+
+def _tell(text: str) -> None:
+    """Print on standard error; where that is closed, full, or lacks a character, the exit code must do."""
+    with contextlib.suppress(OSError, ValueError):
+        stderr().print(text, soft_wrap=True)
+        sys.stderr.flush()
+
+
+def _discard_output() -> None:
+    """Let Python, when it ends, not try again to write what could not be written."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _explain(error: OSError) -> str:
@@ -94,15 +145,15 @@ def _explain(error: OSError) -> str:
     return f"Cannot print the result: {error}"  # what is left is the terminal or pipe itself
 
 
-def _interrupt_once(number: int, frame: FrameType | None) -> None:
+def _interrupt_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     """Let the first Ctrl-C stop the work, and ignore those that follow while files are cleaned up."""
     while frame is not None:
         # Half of a module would be left, and the libraries around it report that as some other error. So a bit later.
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            threading.Timer(0.02, _thread.interrupt_main, (number,)).start()
+            _interrupt_soon()
             return
         frame = frame.f_back
-    for ending in (signal.SIGINT, signal.SIGTERM):
+    for ending in (*ENDINGS, ALARM):
         signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -110,18 +161,18 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
 def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
     """Send a Ctrl-C again that came while an object was deleted: Python prints what is raised there, and goes on."""
     if isinstance(dropped.exc_value, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, _interrupt_once)
-        threading.Timer(0.02, _interrupt_main).start()
+        _interrupt_soon()
     else:
         sys.__unraisablehook__(dropped)
 
 
-def _interrupt_main() -> None:
-    """Send Ctrl-C to the main thread. A real signal, where there is one, also ends what waits for the system."""
+def _interrupt_soon() -> None:
+    """Interrupt the main thread in a moment: by the system's clock where it has one, as it may start no thread."""
+    signal.signal(ALARM, _interrupt_once)
     if sys.platform == "win32":
-        _thread.interrupt_main()
+        threading.Timer(0.02, _thread.interrupt_main).start()
     else:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
 
 
 @app.callback(invoke_without_command=True)

@@ -45,10 +45,17 @@ def quantize(
     """
     if output is None and not options.get("dry_run"):
         raise UsageError(f"Give an OUTPUT to write to, such as {Path(model).stem}_int8.onnx, or --dry-run.")
+    _check_order(model, output)
     results.check(model, output, options.get("stats"), options.get("save_stats"))
     with _saying_what_is_kept(output):
         result = ui.run(api.quantize, model, output, calib, recipe, try_advice=True, **options)
     results.tell(result, options.get("save_stats"))
+
+
+def _check_order(model: Path, output: Path | None) -> None:
+    """Refuse an output that is there for a model that is not: they stand in the other order."""
+    if output is not None and output.is_file() and not model.exists():
+        raise UsageError(f"There is no file {model}, but {output} is there. The MODEL comes first, then the OUTPUT.")
 
 
 @contextmanager
@@ -88,6 +95,7 @@ def tune(
     from detent.report.searches import step_line
     from detent.tuning.tuner import recipe_beside
 
+    _check_order(model, output)
     results.check(model, output, options.get("metric"), options.get("toml") or recipe_beside(output))
     console = ui.stderr() if results.page.printing.json else ui.stdout()
 

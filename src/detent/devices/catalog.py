@@ -24,6 +24,7 @@ from detent.prepare.base import OperatorPass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
     HardSwishToHardSigmoid,
+    KeepMeanDims,
     ReduceMeanToPool,
     SplitGlobalPool,
     SplitToSlice,
@@ -98,7 +99,7 @@ DEVICES: Mapping[str, Device] = {
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
             recipe="XINT8",
-            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool, SplitGlobalPool),
+            preparations=(SplitToSlice, GatherToSlice, KeepMeanDims, ReduceMeanToPool, SplitGlobalPool),
             substitutions=(rewrites.RoundLeakySlope, rewrites.SigmoidToHardSigmoid),
             corrections=(rewrites.ScaleHardSigmoid, rewrites.ScalePools, rewrites.ScaleReduceMean),
             constraints=SHIFTS,
@@ -112,7 +113,7 @@ DEVICES: Mapping[str, Device] = {
             types=_types("int8 uint8", "int8 uint8", "int32"),
             wide=_A16W8,
             recipe="A8W8",
-            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool),
+            preparations=(SplitToSlice, GatherToSlice, KeepMeanDims, ReduceMeanToPool),
             constraints=CONCATS,
         ),
         Device(
@@ -123,7 +124,7 @@ DEVICES: Mapping[str, Device] = {
             likely={"PRelu": _WITH_THE_LAYER, "HardSigmoid": _SEEN_WITH_IT},
             types=_types("int16 uint16 int8 uint8", "int8 uint8 int16", "int32"),
             recipe="A16W8",
-            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool, HardSwishToHardSigmoid),
+            preparations=(SplitToSlice, GatherToSlice, KeepMeanDims, ReduceMeanToPool, HardSwishToHardSigmoid),
             constraints=CONCATS,
         ),
         Device(

@@ -4,7 +4,8 @@ An activation x becomes x -> nodes -> its readers. A graph output keeps its name
 weight or bias is encoded from float here, with the final parameters; a bias that stays float takes over its refined
 numbers. A graph input or a weight that is a graph output too goes out as it is. Operators that ONNX does not have get a
 function that defines them. An Identity that stands for a conversion between formats is removed: its input is rounded
-to one and its output to the other. Which nodes a format is written with says `detent.emit.output_formats`.
+to one and its output to the other. Constants that stay float and hold the same numbers are stored once: preparing gave
+each reader its own. Which nodes a format is written with says `detent.emit.output_formats`.
 
 In dynamic quantization only weights are stored as integers; activations get their scale while the model runs.
 
@@ -16,14 +17,15 @@ An activation that several layers read is quantized once. The weight of a Gemm i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from detent.emit.output_formats import OUTPUT_FORMATS
-from detent.graph.values import Names, bypass, constant, remove_node, take_over, values_of
+from detent.graph.values import Names, bypass, constant, drop_if_unused, remove_node, take_over, values_of
 from detent.numerics.formats import QuantParams, is_product_bias
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
@@ -57,6 +59,7 @@ def emit(
     for name, numbers in plan.refined.items():
         if name not in plan.layout.sites:
             values[name].const_value = ir.tensor(numbers, name=name)
+    _store_once([value for name, value in values.items() if name not in plan.layout.sites])
     for node in [node for node in model.graph if node.op_type == "Identity"]:
         if str(node.outputs[0].name) in plan.layout.sites:
             bypass(model.graph, node)
@@ -65,6 +68,19 @@ def emit(
     model.graph.sort()
     add_functions(model, overloads=True)
     return rounded
+
+
+def _store_once(values: Iterable[ir.Value]) -> None:
+    """Let all readers of float constants that hold the same numbers read the first of them."""
+    first: dict[tuple[tuple[int, ...], bytes], ir.Value] = {}
+    for value in values:
+        array = constant(value) if value.dtype == ir.DataType.FLOAT and value.is_initializer() else None
+        if array is None or array.size < 2 or value.is_graph_input() or value.is_graph_output():
+            continue
+        same = first.setdefault((array.shape, hashlib.sha256(array.tobytes()).digest()), value)
+        if same is not value:
+            value.replace_all_uses_with(same)
+            drop_if_unused(value)
 
 
 class _Emitter:

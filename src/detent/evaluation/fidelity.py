@@ -44,7 +44,7 @@ from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 from detent.qdq.families import is_native_dequantize
 from detent.results.tensors import Closeness, Fidelity, PartCloseness
-from detent.results.verdict import UNSURE_SCORE
+from detent.results.verdict import UNSURE_SCORE, judge
 from detent.tasks import Task
 from detent.tasks.parts import OutputPart, parts_by_size
 
@@ -287,6 +287,7 @@ def measure_fidelity(
     quantized_model: ir.Model,
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
+    reserve: Sequence[PendingSample] = (),
     *,
     original: Answering | None = None,
     quantized: Answering | None = None,
@@ -296,7 +297,8 @@ def measure_fidelity(
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
-    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+    """Run both models on `samples`: the outputs on all of them, every site on the first few. Where they leave the
+    verdict unclear, run the `reserve` too.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
@@ -316,9 +318,10 @@ def measure_fidelity(
     compare = _Comparison(quantized_model, purpose, outputs, divided, coded)
     one_at_a_time = Lock()  # all values of two models at once are the most memory that is ever used
 
-    def look(work: tuple[int, PendingSample]) -> _Looked:
+    def look(work: Work) -> _Looked:
         at, pending = work
-        known = {} if original is None else original(pending)
+        # The original may be closed by now, and is not opened again for the reserve: rescaled, it answers the same.
+        known = original(pending) if original is not None and at < len(samples) else {}
         if at >= DETAILED_SAMPLES and quantized is not None:
             return compare(pending, _expected(reference, pending, known, outputs), quantized(pending))
         names = reference.outputs if at < DETAILED_SAMPLES else outputs
@@ -327,16 +330,29 @@ def measure_fidelity(
             found = tapped(sample.feeds, sample.origin, [renamed[name] for name in names])
             return compare(pending, _expected(reference, pending, known, names), dict(zip(names, found, strict=True)))
 
-    progress(STAGE, 0, len(samples))
+    works = list(enumerate([*samples, *reserve]))
+    looked = _look_at(works[: len(samples)], look, threads, progress)
+    found = _fidelity(looked, outputs, list(sites), purpose, emulate)
+    if reserve and judge(found).level == "unclear":
+        looked += _look_at(works[len(samples) :], look, threads, progress)
+        found = _fidelity(looked, outputs, list(sites), purpose, emulate)
+    return found
+
+
+Work = tuple[int, PendingSample]  # a sample with its number
+
+
+def _look_at(works: Sequence[Work], look: Callable[[Work], _Looked], threads: int, progress: Progress) -> list[_Looked]:
+    """Return what each sample shows, in their order: floating-point sums must not depend on timing."""
     looked: dict[int, _Looked] = {}
-    for done, ((at, _), each) in enumerate(map_in_order(look, _interleaved(list(enumerate(samples))), threads), 1):
+    progress(STAGE, 0, len(works))
+    for done, ((at, _), each) in enumerate(map_in_order(look, _interleaved(works), threads), 1):
         looked[at] = each
-        progress(STAGE, done, len(samples))
-    # In the order of the samples: floating-point sums must not depend on timing.
-    return _fidelity([looked[at] for at in range(len(samples))], outputs, list(sites), purpose, emulate)
+        progress(STAGE, done, len(works))
+    return [looked[at] for at, _ in works]
 
 
-def _interleaved(works: Sequence[tuple[int, PendingSample]]) -> list[tuple[int, PendingSample]]:
+def _interleaved(works: Sequence[Work]) -> list[Work]:
     """Return the samples with others between those that have to wait for each other."""
     detailed, others = works[:DETAILED_SAMPLES], works[DETAILED_SAMPLES:]
     mixed = [each for pair in zip(detailed, others, strict=False) for each in pair]

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from detent.errors import ModelError
 from detent.graph.save import serialize
-from detent.graph.session import open_session, session_options
+from detent.graph.session import RUNTIME_ERRORS, first_line, open_session, session_options
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,7 +33,14 @@ class RowProduct:
         """Return the products of rows (groups, rows, inputs) as (rows, groups * channels)."""
         if self._depthwise:
             return np.asarray(np.einsum("gpk,gk->pg", rows, self._matrix[:, 0]), np.float32)
-        (answers,) = _session().run(None, {"rows": rows, "matrix": self._matrix})
+        try:
+            (answers,) = _session().run(None, {"rows": rows, "matrix": self._matrix})
+        except RUNTIME_ERRORS as error:
+            raise ModelError(
+                f"onnxruntime could not multiply rows of shape {list(rows.shape)} with weights of shape "
+                f"{list(self._matrix.shape)}: {first_line(str(error))} Is there enough memory? "
+                "Give --threads 1, or less --memory."
+            ) from error
         return np.asarray(np.moveaxis(answers, 0, 1).reshape(rows.shape[1], -1), np.float32)
 
 

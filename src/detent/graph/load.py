@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
-from detent.graph.file_kinds import kind_of_file
+from detent.graph.file_kinds import kind_of_file, kind_of_folder
 from detent.graph.guard import finish_trial
 from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
 from detent.graph.values import rank, repair_names
@@ -290,7 +290,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Return the message in a file, without its external data. Raise ModelError if there is none."""
     try:
         if path.is_dir():
-            raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
+            raise ModelError(f"{path} {kind_of_folder(path)}")
         if path.exists() and not path.is_file():  # a pipe would be waited for, and cannot be read twice
             raise ModelError(f"{path} is a pipe or a device. Save the model as a file first.")
         data = path.read_bytes()
@@ -301,10 +301,11 @@ def read_proto(path: Path) -> onnx.ModelProto:
     proto, broken = onnx.ModelProto(), not data
     try:
         proto.ParseFromString(data)
+        broken = broken or not proto.HasField("graph")  # another program's message may be read as one without a graph
     except DecodeError:
         broken = True
     if broken:
-        known = kind_of_file(data[:4096])
+        known = kind_of_file(data[:4096], path)
         raise ModelError(
             f"{path} is not an ONNX model{f': {known}' if known else ', or only part of one'}"
             + ("" if known else f" ({len(data):,} bytes). Export or download it again.")

@@ -190,6 +190,23 @@ def check_providers(names: Sequence[str]) -> None:
         raise UsageError(f"No execution provider is given. Give one or more of: {', '.join(available)}.")
 
 
+_fallbacks: list[str] = []  # of this process, as a log is: what fails is the machine, or the form of a model
+
+
+def tell_fallback(why: str) -> None:
+    """Keep what `take_fallbacks` returns: a model is computed in another form than it would be elsewhere."""
+    _fallbacks.append(
+        f"{why}, so values were summed up in another order: the file may differ in single codes from others."
+    )
+
+
+def take_fallbacks() -> list[str]:
+    """Return what to tell if a model had to be computed in another form since this was last asked."""
+    told = _fallbacks[:1]
+    _fallbacks.clear()
+    return told
+
+
 def run_session(
     session: onnxruntime.InferenceSession, names: Sequence[str], feeds: Feeds, origin: str
 ) -> list[npt.NDArray[Any]]:
@@ -260,10 +277,11 @@ class Runner:
         session = self._session
         try:
             results = run_session(session, outputs or self.outputs, feeds, origin)
-        except DataError:
-            if self._unoptimized(session):
-                return Runner.__call__(self, feeds, origin, outputs)
-            raise
+        except DataError as error:
+            if not self._unoptimized(session):
+                raise
+            results = Runner.__call__(self, feeds, origin, outputs)
+            tell_fallback(f"onnxruntime failed on its optimized form of the model ({error})")
         self._source = None
         return results
 

@@ -4,8 +4,7 @@ onnxruntime computes convolutions in a blocked layout and reorders every value t
 network fetched, that takes half as long as the inference itself. A histogram does not depend on the order, nor do sums
 over two tensors in the same order. So onnxruntime's own rewrite of the model is written to a file, its reorders are
 removed where possible, and the result is loaded with no further optimization. Where that gains nothing, the runners are
-ordinary ones; where it fails, they are too, and `take_fallbacks` tells, because sums in another order differ in their
-last bits.
+ordinary ones; where it fails, they are too, and that is told, because sums in another order differ in their last bits.
 
 In the written model, convolutions compute with channels in blocks of 8 or 16. ReorderInput puts a value into blocks,
 ReorderOutput puts it in order again; the operators between two convolutions that onnxruntime does not know in blocks
@@ -52,6 +51,7 @@ from detent.graph.session import (
     return_memory,
     run_session,
     session_options,
+    tell_fallback,
     with_weights,
 )
 
@@ -458,7 +458,7 @@ def _optimize(
     except (ModelError, OSError, DecodeError) as error:
         # No room for the file, or an operator that cannot be written. If it is the model, this fails as well.
         runner = ordinary()
-        _fallbacks.append(error)
+        tell_fallback(f"onnxruntime's own form of the model could not be had ({error}: is there room for it?)")
         return runner, None
     carry_blocks(rewritten)
     return runner, Rewritten(rewritten, weights)
@@ -479,22 +479,8 @@ def _reload(
     try:
         return UnorderedRunner(model, outputs, blocked, weights=weights, exact=exact, otherwise=otherwise, sizes=sizes)
     except ModelError as error:
-        _fallbacks.append(error)
+        tell_fallback(f"onnxruntime's own form of the model does not load ({error})")
         return None
-
-
-_fallbacks: list[Exception] = []  # of this process, as a log is: what fails is the machine, or the form of a model
-
-
-def take_fallbacks() -> list[str]:
-    """Return what to tell if a rewritten model could not be had since this was last asked."""
-    errors = _fallbacks.copy()
-    _fallbacks.clear()
-    return [
-        "onnxruntime's own form of the model could not be had, so values were summed up in another order: the file may "
-        f"differ in single codes from one made elsewhere. Is there room in the temporary folder? ({error})"
-        for error in errors[:1]
-    ]
 
 
 @cache

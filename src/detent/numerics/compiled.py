@@ -48,7 +48,6 @@ def known_to_numba(make: Callable[[], Any]) -> Any:
 def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> None:
     """Wait, where one of these loops (module:name) is called, until `finished` has named it, or has ended."""
     events = {name: threading.Event() for name in names}
-    _elsewhere.update(events)
 
     def listen() -> None:
         for line in finished or ():
@@ -58,6 +57,7 @@ def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> No
             event.set()
 
     threading.Thread(target=listen, daemon=True).start()
+    _elsewhere.update(events)  # only now: without a thread, nobody would end the waiting
 
 
 def read_only(array: Numbers) -> Numbers:

@@ -308,6 +308,12 @@ _KINDS: dict[str, DataKind] = {
 _KIND_NAMES: dict[DataKind, str] = {"image": "images", "npy": ".npy files", "npz": ".npz files"}
 _ALL_ENDINGS = ", ".join(_KINDS)
 
+_BESIDE = "If it holds the labels, give the folder of the images. "
+_GIVEN_AS_DATA = {
+    **dict.fromkeys((".csv", ".txt", ".json"), _BESIDE),
+    ".onnx": "It is a model, and a model is an argument of its own: detent quantize MODEL OUTPUT --calib FOLDER. ",
+}
+
 # So many images that cannot be read, or 5 % if that is more, are passed over; and how many of them are named.
 FEW_BROKEN, MOST_NAMED = 3, 8
 
@@ -346,7 +352,8 @@ def find_files(path: Path) -> Found:
     if stat.S_ISREG(mode):
         kind = kind_of(path.name)
         if kind is None:
-            raise DataError(f"{path}: this is not a data file. Expected one that ends in {_ALL_ENDINGS}.")
+            other = _GIVEN_AS_DATA.get(path.suffix.lower(), "")
+            raise DataError(f"{path}: this is not a data file. {other}Expected one that ends in {_ALL_ENDINGS}.")
         return Found(kind, path.parent.absolute(), (path.name,), f"from {path}")
     if not stat.S_ISDIR(mode):
         raise DataError(f"{path} is a pipe or a device. Save the data as files first.")

@@ -39,6 +39,9 @@ GREY = 114  # what detectors of the YOLO family are trained to see around a lett
 # A strip a few pixels high would have to grow to gigabytes before its centre is cut out.
 _MOST_PIXELS = 1 << 27
 
+# Pixels that a byte of a file can stand for: of the usual formats, PNG comes to 8,256 where all are alike.
+_MOST_PER_BYTE = 1 << 14
+
 _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 
@@ -113,9 +116,7 @@ def geometry(image: Size, size: Size, *, fit: Fit = "crop", resize: int | None =
 
 def image_size(path: Path) -> Size:
     """Return height and width of the image in `path`, turned upright."""
-    from PIL import Image
-
-    with _named_errors(path), Image.open(path) as opened:
+    with _named_errors(path), _opened(path) as opened:
         if opened.format in ("PNG", "TIFF"):  # these may carry their EXIF block behind the pixels
             opened.load()
         turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)
@@ -136,9 +137,7 @@ def read_pixels(
 
     Raise `DataError`, naming the file, when it cannot be read, is cut short or holds pixels without a known range.
     """
-    from PIL import Image
-
-    with _named_errors(path), Image.open(path) as opened:
+    with _named_errors(path), _opened(path) as opened:
         upright = _upright(opened)
         pixels = _convert(upright, "L" if grey else "RGB")
         placed = geometry((pixels.height, pixels.width), size, fit=fit, resize=resize)
@@ -152,20 +151,29 @@ _ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND\xaeB`\x82"}
 
 def why_unreadable(path: Path) -> str:
     """Return why an image cannot be read, or nothing: by its header and its end, and in doubt by decoding it."""
-    from PIL import Image
-
     try:
         with _named_errors(path), path.open("rb") as file:
             start = file.read(2)
             file.seek(max(0, path.stat().st_size - 12))
             whole = start in _ENDS and file.read().endswith(_ENDS[start])
-            with Image.open(path) as opened:
+            with _opened(path) as opened:
                 if not whole:
                     opened.load()
     except DataError as error:
         cause = error.__cause__
         return (_reason(path, cause) if isinstance(cause, Exception) else str(error)).rstrip(".")
     return ""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image. Raise ValueError for a header that claims what the file cannot hold: memory is taken for it."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        if opened.width * opened.height > _MOST_PER_BYTE * (held := path.stat().st_size):
+            raise ValueError(f"its {held} bytes cannot hold the {opened.height}x{opened.width} pixels that it claims")
+        yield opened
 
 
 @contextmanager

@@ -172,8 +172,8 @@ def sweep(
     try:
         with ThreadPoolExecutor(workers) as pool:
             new_counter = partial(SiteCounter, taps.unordered, sites, vote)
-            jobs = [pool.submit(_count_all, shared, tally, new_counter) for _ in range(workers)]
             try:
+                jobs = [pool.submit(_count_all, shared, tally, new_counter) for _ in range(workers)]
                 _supervise(jobs, tally, keeper)
             finally:
                 shared.stop()  # also on Ctrl-C: the other workers end after the sample that they are at

@@ -79,11 +79,12 @@ def compile_ahead() -> None:
     note = _note()
     if note is None or not sys.executable or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return
-    if note.exists():
-        threading.Thread(target=_load_first).start()
-        return
-    children = [_start(half) for half in range(len(LOOPS))]
-    threading.Thread(target=_finish, args=(children, note), daemon=True).start()
+    with contextlib.suppress(OSError, RuntimeError):  # no process or thread is to be had: who calls a loop compiles it
+        if note.exists():
+            threading.Thread(target=_load_first).start()
+            return
+        children = [_start(half) for half in range(len(LOOPS))]
+        threading.Thread(target=_finish, args=(children, note), daemon=True).start()
 
 
 def _load_first() -> None:

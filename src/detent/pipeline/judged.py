@@ -137,18 +137,25 @@ def _error(observed: Observed, judged: JudgedOutputs) -> float:
     return judged.error(planned.model, planned.plan)
 
 
-def only_counted(observed: Observed) -> list[PendingSample]:
-    """Return samples to judge answers with if few were held out: those that only the ranges come from.
+ENOUGH_SAMPLES, ENOUGH_DENSE = 128, 32
+"""Samples after which the verdict is what it is: the loss of a classifier is then known to about two points."""
 
-    One sample is a single answer of a classifier, so it takes many; other tasks say more with each.
+
+def only_counted(observed: Observed) -> tuple[list[PendingSample], list[PendingSample]]:
+    """Return samples to judge answers with if few were held out, and those to take too if the verdict is unclear.
+
+    Only the ranges come from them. One sample is a single answer of a classifier, so it takes many; other tasks say
+    more with each.
     """
     observation, source, recipe = observed.observation, observed.source, observed.prepared.job.recipe
-    if observed.prepared.purpose.task not in ONE_ANSWER or recipe.emulated is not None:
-        return []
-    if source is None or source.random or not source.repeatable or observation.in_sample:
-        return []
+    if recipe.emulated is not None or source is None or source.random or not source.repeatable or observation.in_sample:
+        return [], []
     learned = [0 if recipe.refinement is None else recipe.refinement.samples]
     learned += [RANGE_SAMPLES] if recipe.search_ranges else []
     learned += [] if recipe.widen is None else [WIDENING_SAMPLES]
-    missing = MANY_SAMPLES - sum(each.size for each in observation.measured_on)
-    return source.peek(max(learned) + missing)[max(learned) :] if missing > 0 else []
+    held = sum(each.size for each in observation.measured_on)
+    single = observed.prepared.purpose.task in ONE_ANSWER
+    at_once, at_most = (MANY_SAMPLES, ENOUGH_SAMPLES) if single else (0, ENOUGH_DENSE)
+    unused = source.peek(max(learned) + max(0, at_most - held))[max(learned) :]
+    missing = max(0, at_once - held)
+    return unused[:missing], unused[missing:]

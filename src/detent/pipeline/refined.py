@@ -90,7 +90,7 @@ def _judged(planned: Planned) -> JudgedOutputs | None:
     if not others:
         return None
     judged = JudgedOutputs(observed.prepared, observed.original, others)
-    measured = [*observed.observation.measured_on, *only_counted(observed)] if observed.rescaling.changed else []
+    measured = [*observed.observation.measured_on, *only_counted(observed)[0]] if observed.rescaling.changed else []
     observed.original.keep([*judged.samples[:FIRST_LOOK], *measured])
     return judged
 

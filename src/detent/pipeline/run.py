@@ -16,7 +16,7 @@ from functools import cached_property
 from os import PathLike
 
 from detent.graph.load import name_of, stored_bytes
-from detent.graph.taps import take_fallbacks
+from detent.graph.session import take_fallbacks
 from detent.observe.samples import Source
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job

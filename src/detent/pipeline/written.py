@@ -135,13 +135,14 @@ def _measure(observed: Observed, first: FirstForm, opened: OpenedForm | None) ->
     job, observation = observed.prepared.job, observed.observation
     if observation.runner is None:
         return None
-    counted = only_counted(observed)
+    held_out, (counted, reserve) = observation.measured_on, only_counted(observed)
     found = measure_fidelity(
         observation.runner,
         first.model,
         {name: first.rounded[name] for name in observed.prepared.sites},
         # Integers take several times as long as the float kernels.
-        [*observation.measured_on, *counted] if job.recipe.emulated is None else observation.measured_on[:EMULATED],
+        [*held_out, *counted] if job.recipe.emulated is None else held_out[:EMULATED],
+        reserve,
         original=observed.original if observed.rescaling.changed else None,
         quantized=opened,
         emulate=job.recipe.emulated,
@@ -150,7 +151,7 @@ def _measure(observed: Observed, first: FirstForm, opened: OpenedForm | None) ->
         threads=job.collecting.threads,
         progress=job.progress,
     )
-    return replace(found, counted=sum(each.size for each in counted))
+    return replace(found, counted=max(0, found.samples - sum(each.size for each in held_out)))
 
 
 def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.ModelProto], list[int]]:

@@ -38,10 +38,11 @@ from detent.graph.values import (
     shape_of,
 )
 from detent.numerics.codec import Rounding
+from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, Operator, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
-from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
+from detent.plan.select import NOTHING, Became, Selection, find_masks, find_signals, left_float
 from detent.prepare.affine import read_batchnorm
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
@@ -257,10 +258,12 @@ def lay_out(
     # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
     masks, norms = find_masks(model.graph), find_unfused_norms(model.graph)
+    signals = find_signals(model.graph) if is_integer(recipe.activations) else {}
     decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or masks.reasons.get(name) or norms.get(name) or _reason_to_leave(node, recipe)
+        found = (each.get(name) for each in (left, masks.reasons, norms, signals))
+        reason = next(filter(None, found), None) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
     return _with_sites(model, Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends))

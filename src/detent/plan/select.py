@@ -1,4 +1,4 @@
-"""Which nodes stay float although their operator could be quantized: by the user's choice, or as attention masks.
+"""Which nodes stay float although their operator could be quantized: by the user's choice, or for what they compute.
 
 # Selections and overrides
 
@@ -29,6 +29,13 @@ result of that which is quantized, and not y.
 A constant may hold infinity on purpose, also where no Softmax follows: Pad with -inf before MaxPool, Where with -inf
 before ReduceMax or TopK. No grid holds it, so the values that it is carried to stay float, up to the node that takes
 the largest or bounds them.
+
+# Logarithms of signals
+
+A network that listens often begins with a spectrogram: products with waves, squares, their sums, and a Log. Powers of
+sound span eight orders of magnitude, and the Log makes all of them count; on a grid of 256 equal steps all but the
+loudest would be 0. So what leads from the model's inputs to a Log stays float in recipes of integers, if it is
+arithmetic alone: an activation function before a product would make it a network.
 """
 
 from __future__ import annotations
@@ -232,6 +239,11 @@ _SPREADING = ("Expand", "Slice", "Gather", "Tile", "Trilu", "Pad")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "Concat")
 _CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")  # what an infinite number passes through
 
+SIGNAL_REASON = "leads from an input to a logarithm, for which the small numbers count that equal steps would lose"
+
+_LINEAR = ("Conv", "MatMul", "Gemm")
+_SIGNAL = (*_CARRYING, *_LINEAR, "Split", "Pow", "Sqrt", "Abs", "ReduceSum", "ReduceMean", "ReduceMax", "STFT", "DFT")
+
 _FLAGS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Shape", "Range", "IsNaN")
 
 
@@ -352,3 +364,33 @@ def _nodes_of_mask(value: ir.Value) -> list[ir.Node] | None:
 
 def _is_large(array: npt.NDArray[Any] | None) -> bool:
     return array is not None and array.dtype.kind == "f" and bool((np.abs(array) >= MASKING).any())
+
+
+def find_signals(graph: ir.Graph) -> dict[str, str]:
+    """Return the reason for each node that leads from the model's inputs to a Log by arithmetic alone."""
+    logs = (node for node in graph if is_standard(node, "Log"))
+    return {str(each.name): SIGNAL_REASON for node in logs for each in _arithmetic_before(node)}
+
+
+def _arithmetic_before(log: ir.Node) -> Collection[ir.Node]:
+    """Return the nodes before a Log, up to the inputs; none if they are a network."""
+    found: dict[tuple[ir.Node, bool], None] = {}
+    pending = [(log, False)]
+    while pending:
+        node, multiplied = pending.pop()
+        multiplied |= node.op_type in _LINEAR  # what is before it goes into a product
+        for value in node.inputs if node.op_type in _LINEAR else _data(node):
+            before = None if value is None else value.producer()
+            if before is None or (before, multiplied) in found:
+                continue
+            if not (is_standard(before, *_SIGNAL) or _bounds(before, from_zero=not multiplied)):
+                return ()
+            found[before, multiplied] = None
+            pending.append((before, multiplied))
+    return dict.fromkeys(node for node, _ in found)
+
+
+def _bounds(node: ir.Node, *, from_zero: bool) -> bool:
+    """Return whether a node keeps numbers away from zero; with `from_zero`, what keeps them from falling below it."""
+    lowest = constant_scalar(node, 1) if is_standard(node, "Clip") else None
+    return (lowest is not None and lowest > 0) or (from_zero and is_standard(node, "Clip", "Relu"))

@@ -18,6 +18,7 @@ from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttrib
 from detent.prepare.replaced_operators import (
     EinsumToMatMul,
     GatherToSlice,
+    KeepMeanDims,
     MergeClips,
     ReduceMeanToPool,
     SetHardSigmoidSlope,
@@ -37,7 +38,9 @@ __all__ = [
     "FixShapes",
     "FoldConstants",
     "InferShapes",
+    "KeepMeanDims",
     "Pass",
+    "ReduceMeanToPool",
     "default_passes",
     "prepare",
     "successors",
@@ -65,6 +68,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
     SeparateInitializers,
     SplitToSlice,
     GatherToSlice,
+    KeepMeanDims,
     ReduceMeanToPool,
     SplitGlobalPool,
     WriteAttributes,
@@ -114,7 +118,7 @@ def default_passes(
         NormalizeGemm(),
         SeparateInitializers(),
         *(
-            (SplitToSlice(), GatherToSlice(), ReduceMeanToPool(), SplitGlobalPool())
+            (SplitToSlice(), GatherToSlice(), KeepMeanDims(), ReduceMeanToPool(), SplitGlobalPool())
             if for_target is None
             else for_target
         ),

@@ -7,10 +7,13 @@ GatherToSlice: Gather with one constant index i takes the entries from i up to i
 a Slice and a Squeeze.
 
 ReduceMeanToPool: ReduceMean over height and width of (batch, channel, height, width) is GlobalAveragePool, which keeps
-these dimensions with size 1, as ReduceMean does with keepdims=1; with keepdims=0 a Flatten follows. The output of a
-pool shares the scale of its input, though a mean is smaller and might have a finer one. At the end of a network that
-costs nothing that can be measured (MobileNetV2: 1 of 1000 images). Where others read the same input too, as in
-squeeze-and-excite, a ReduceMean with keepdims=0 stays.
+these dimensions with size 1, as ReduceMean does with keepdims=1.
+
+KeepMeanDims: with keepdims=0 it is the mean with keepdims=1, and a Flatten, so that the pass above takes it. The output
+of a pool shares the scale of its input, though a mean is smaller and might have a finer one. Before the last layer that
+costs nothing that can be measured (MobileNetV2: 1 of 1000 images). It costs much where the mean is the answer itself
+(SqueezeNet: 147 instead of 100 of 1000 classes change) and where others read the same input too, as in
+squeeze-and-excite: there the mean stays.
 
 SplitGlobalPool: with H = h1 * h2 and W = w1 * w2, the mean over H x W is the mean over h2 x w2 tiles of the means over
 the h1 x w1 entries of each, because all tiles have the same size. An NPU sums at most 512 entries at a time, so each of
@@ -149,43 +152,74 @@ class GatherToSlice(OperatorPass):
         return None
 
 
+class KeepMeanDims(OperatorPass):
+    """Write ReduceMean over height and width with keepdims=0 as one with keepdims=1, and Flatten.
+
+    Cases:
+    - those of ReduceMeanToPool, but with keepdims=0;
+    - declined: the input has other readers, or no layer with weights reads the mean (see above).
+    """
+
+    operators = ("ReduceMean",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        source, result = node.inputs[0], node.outputs[0]
+        if _keeps_dims(node) or source is None or _why_not(node) is not None:
+            return None
+        if len(source.uses()) > 1:
+            return "keepdims is 0 within the network: a pool would tie the scale of its output to that of its input"
+        if not _reaches_layer(node):
+            return "keepdims is 0 at the output: a pool would give the answer the coarser scale of its input"
+        node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
+        flat = ir.node("Flatten", [result], {"axis": 1}, name=self.fresh(model, node, "flatten"))
+        model.graph.insert_after(node, flat)
+        values.take_over(result, flat.outputs[0])
+        flat.replace_input_with(0, result)
+        result.name = self.fresh(model, node, "mean")
+        result.shape = None if result.shape is None else ir.Shape([*result.shape, 1, 1])
+        self.changed(node, "ReduceMean keeps height and width, a Flatten takes them away")
+        return None
+
+
+def _reaches_layer(node: ir.Node) -> bool:
+    """Tell whether a layer with weights, or a node with a body, reads what a node computes, however far behind it."""
+    seen, pending = {node}, [node]
+    while pending:
+        for reader in pending.pop().successors():
+            if reader.op_type in _LAYERS or values.bodies_of(reader):
+                return True
+            if reader not in seen:
+                seen.add(reader)
+                pending.append(reader)
+    return False
+
+
+_LAYERS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"))
+
+
 class ReduceMeanToPool(OperatorPass):
     """Replace ReduceMean by GlobalAveragePool.
 
     Cases:
     - axes are exactly 2 and 3, in any order, negative or not, from the attribute or the input of opset 18;
     - the input is float32 and has rank 4;
-    - keepdims=0: with a Flatten behind it;
-    - declined: keepdims=0 of what others read too (see above), other axes, another or an unknown rank or type, axes
-      that are computed.
+    - declined: keepdims=0, other axes, another or an unknown rank or type, axes that are computed.
     """
 
     operators = ("ReduceMean",)
 
-    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        reason = _why_not(node)
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
+        reason = _why_not(node) or (None if _keeps_dims(node) else "keepdims is 0, and a pool keeps dimensions")
         if reason is None:
-            if not _keeps_dims(node):
-                self._flatten(model, node)
             node.op_type = "GlobalAveragePool"
             node.attributes.clear()
             values.cut_inputs(node, 1)
             self.changed(node, "ReduceMean over height and width became GlobalAveragePool")
         return reason
 
-    def _flatten(self, model: ir.Model, node: ir.Node) -> None:
-        """Put a Flatten behind a node; it takes over the result."""
-        result = node.outputs[0]
-        flat = ir.node("Flatten", [result], {"axis": 1}, name=self.fresh(model, node, "flatten"))
-        model.graph.insert_after(node, flat)
-        values.take_over(result, flat.outputs[0])
-        flat.replace_input_with(0, result)
-        result.name = self.fresh(model, node, "pooled")
-        result.shape = None if result.shape is None else ir.Shape([*result.shape, 1, 1])
-
 
 def _why_not(node: ir.Node) -> str | None:
-    """Return why a ReduceMean is not a GlobalAveragePool, or None if it is."""
+    """Return why a ReduceMean is not over height and width, or None if it is."""
     source, axes = node.inputs[0], axes_of(node)
     if values.input_at(node, 1) is not None and axes is None:
         return "its axes are not constant"
@@ -195,8 +229,6 @@ def _why_not(node: ir.Node) -> str | None:
         return f"it reduces over {axes or 'all axes'}, not over height and width"
     if source is None or source.dtype != ir.DataType.FLOAT:
         return "its input is not known to be float32"
-    if not _keeps_dims(node) and len(source.uses()) > 1:
-        return "keepdims is 0 within the network: a pool would tie the scale of its output to that of its input"
     return None
 
 

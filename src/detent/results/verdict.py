@@ -46,9 +46,11 @@ DEAD_DB = 3.0  # half of the output is noise
 APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
 UNSURE_SCORE = 0.25  # A score that users do not show
 
-# A part of an output that is never larger than this in float was not exercised by the data; nor was an output that is
+# A part of an output that is never larger than this in float was not exercised by the data; nor were scores that are
 # never larger than the other and 0 in the quantized model, since HardSigmoid makes 0 of every score below 0.05.
 FAINT, FAINT_SCORE = 1e-3, 0.05
+
+_NUMBERS = ("regress", "embed", "image")
 
 _FROM_BEST: tuple[Level, ...] = ("close", "unclear", "worse", "broken")
 
@@ -230,9 +232,10 @@ def _graded(value: float, thresholds: tuple[float, float, float]) -> Level:
 def _faint(fidelity: Fidelity) -> dict[str, float]:
     """Return the outputs that the data did not exercise, with the largest value that they have in float.
 
-    A score map in which float itself finds nothing is one.
+    A score map in which float itself finds nothing is one. Numbers that are no scores may be small and right.
     """
-    limit = UNSURE_SCORE if _task(fidelity) in ("detect", "segment") else FAINT_SCORE
+    task = _task(fidelity)
+    limit = UNSURE_SCORE if task in ("detect", "segment") else 0.0 if task in _NUMBERS else FAINT_SCORE
     return {name: peak for name, peak in fidelity.silent.items() if peak < limit}
 
 

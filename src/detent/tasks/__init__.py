@@ -5,8 +5,10 @@
                                    sequence; vectors: embed
     post-processing of detections  (plan/postprocessing.py), or outputs laid out as a detector's (heads.py): detect
     shapes                         [n, classes]: classify, or tag after a Sigmoid; [n, steps, classes], after a Softmax
-                                   or called logits: sequence; a map of classes: segment; 1 or 3 channels as large as
-                                   the image, or several times as large: image
+                                   or called logits: sequence; a map of classes: segment; as many channels as the
+                                   image, as large or several times as large: image; a single one of a colour image,
+                                   or a number for each pixel: regress, as depth; a row alone, as long as vectors are
+                                   made and not called logits: embed
     anything else                  regress: numbers, compared as such
 
 Shapes are those of real outputs where they are known, since a file often leaves them open. An output that only passes
@@ -24,7 +26,7 @@ from detent.errors import UsageError, check_known
 from detent.graph.values import rank, static_shape
 from detent.observe.exporters import class_names
 from detent.plan.postprocessing import find_postprocessing
-from detent.tasks.detection import Shape, anchors_of, recognise_head
+from detent.tasks.detection import STRIDES, Shape, anchors_of, recognise_head
 from detent.tasks.endings import (
     SHARES,
     HeadKind,
@@ -85,6 +87,7 @@ _METADATA_WORDS = {
 BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
 _FEW_CLASSES = 32  # Vectors of words are longer
 FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
+VECTOR_SIZES = range(64, 4097, 64)  # of vectors to compare; numbers of classes are seldom multiples of 64
 _COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
 
 
@@ -107,7 +110,10 @@ def recognise_task(
     for value in graph.outputs:
         if value.name not in known:
             continue
-        found = _by_time(known[str(value.name)], value, graph) or _by_shape(value, known[str(value.name)], image)
+        shape = known[str(value.name)]
+        found = _by_time(shape, value, graph) or _by_shape(value, shape, image, _image_channels(graph))
+        if found is not None and len(known) == 1 and found[1].endswith(BY_SHAPE) and max(_sizes(shape)) in VECTOR_SIZES:
+            return Task.EMBED, f"{shapes_text(known)} is as long as vectors are made{BY_SHAPE}"
         if found is not None:
             return found
     return Task.REGRESS, f"outputs {shapes_text(known)} are numbers of no known kind"
@@ -177,6 +183,17 @@ def image_size(graph: ir.Graph) -> tuple[int, int] | None:
         if sides[0] is not None and sides[1] is not None:
             return sides[0], sides[1]
     return None
+
+
+def _image_channels(graph: ir.Graph) -> int | None:
+    """Return how many channels the first input that may be an image has; None if that is not known."""
+    shapes = (static_shape(value) for value in graph.inputs)
+    sizes = next((shape for shape in shapes if shape is not None and len(shape) == 4), [None, None, None, None])
+    return next((size for size in (sizes[1], sizes[3]) if size in (1, 3, 4)), None)
+
+
+def _sizes(shape: Shape) -> list[int]:
+    return [size or 1 for size in shape[1:]]
 
 
 def class_count(metadata: Mapping[str, str]) -> int | None:
@@ -250,7 +267,13 @@ def _is_pyramid(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
     With one as large as the image they are masks, beside those and the features that a network was trained with.
     """
     sides = [shape[-2:] for shape in shapes.values() if len(shape) in (4, 5)]
-    return len(set(sides)) >= 3 and image not in sides
+    if len(set(sides)) >= 3 and image not in sides:
+        return True
+    # The same as rows, one output for each grid and kind of numbers: SCRFD, PicoDet.
+    cells = {-(-image[0] // stride) * -(-image[1] // stride): stride for stride in STRIDES}
+    counts = {count * anchors: stride for count, stride in cells.items() for anchors in (1, 2, 3)}
+    rows = [shape[-2] for shape in shapes.values() if len(shape) in (2, 3)]
+    return len(rows) == len(shapes) and len({counts.get(count or 0) for count in rows} - {None}) >= 3
 
 
 def _by_time(shape: Shape, value: ir.Value, graph: ir.Graph) -> tuple[Task, str] | None:
@@ -265,7 +288,9 @@ def _by_time(shape: Shape, value: ir.Value, graph: ir.Graph) -> tuple[Task, str]
     return None
 
 
-def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> tuple[Task, str] | None:
+def _by_shape(
+    value: ir.Value, shape: Shape, image: tuple[int, int] | None, colours: int | None
+) -> tuple[Task, str] | None:
     text = shapes_text({str(value.name): shape})
     spatial = tuple(size for size in shape[1:] if size != 1)
     if len(shape) == 2 or (len(shape) > 2 and len(spatial) == 1):
@@ -280,13 +305,18 @@ def _by_shape(value: ir.Value, shape: Shape, image: tuple[int, int] | None) -> t
             return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
         return (Task.CLASSIFY, f"{text} is a probability") if ends_in(value, ("Sigmoid",)) else None
     if len(shape) == 3 and image is not None and shape[1:] == image:
-        return Task.SEGMENT, f"{text} is a number for each pixel"
+        shares = (
+            ends_in(value, (*SHARES, "Sigmoid", "ArgMax")) or not (value.dtype or ir.DataType.FLOAT).is_floating_point()
+        )
+        return Task.SEGMENT if shares else Task.REGRESS, f"{text} is a number for each pixel"
     if len(shape) == 4:
-        return _of_maps(value, shape, image, text)
+        return _of_maps(value, shape, image, text, colours)
     return None
 
 
-def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text: str) -> tuple[Task, str] | None:
+def _of_maps(
+    value: ir.Value, shape: Shape, image: tuple[int, int] | None, text: str, colours: int | None
+) -> tuple[Task, str] | None:
     channels, (height, width) = channels_and_sides(shape)
     if ends_in(value, (*SHARES, "Sigmoid", "ArgMax")):
         return Task.SEGMENT, f"{text} is a map of shares"
@@ -294,7 +324,10 @@ def _of_maps(value: ir.Value, shape: Shape, image: tuple[int, int] | None, text:
     larger = open_size or (
         _is_multiple(height, image[0] if image else 0) and _is_multiple(width, image[1] if image else 0)
     )
-    if channels in (1, 3) and larger:
+    if channels == 1 and larger and colours in (3, 4):
+        return Task.REGRESS, f"{text} is a number for each pixel of a colour image"
+    # What a network computes for the pixels of an image it does not leave to interpolation; for regions it does.
+    if channels in (1, 3) and larger and not ends_in(value, ("Resize", "Upsample")):
         return Task.IMAGE, f"{text} is an image"
     near = open_size or ((height or 0) * _COARSEST >= (image or (0, 0))[0] and (height or 0) > 1)
     if channels is not None and channels >= 2 and near:

@@ -1,0 +1,68 @@
+"""What leads from an input to a Log stays float: a grid of equal steps has no codes for the quiet parts of a sound."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import detent
+from detent.plan.select import SIGNAL_REASON, find_signals
+from tests.models import build, info, node, normal
+
+WAVES = {
+    "re": normal(8, 1, 16, seed=1),
+    "im": normal(8, 1, 16, seed=2),
+    "mel": np.abs(normal(8, 4, seed=3)),
+    "w": normal(4, 2, seed=4),
+    "low": np.float32(1e-10),
+    "zero": np.float32(0),
+    "six": np.float32(6),
+    "two": np.float32(2),
+}
+POWER = [
+    *(node("Conv", "x re", "a", strides=[8], name="real"), node("Conv", "x im", "b", strides=[8], name="imaginary")),
+    *(node("Mul", "a a", "aa", name="square"), node("Pow", "b two", "bb", name="power")),
+    *(node("Add", "aa bb", "p", name="sum"), node("Transpose", "p", "t", perm=[0, 2, 1], name="turn")),
+]
+MEL = [*POWER, node("MatMul", "t mel", "m", name="mel")]
+ENDS = {
+    "clip": [*MEL, node("Clip", "m low", "c", name="clip"), node("Log", "c", "l", name="log")],
+    "relu": [*MEL, node("Relu", "m", "r", name="relu"), node("Add", "r low", "c", name="add")],
+    "clip before the product": [
+        *(*POWER, node("Clip", "t low", "u", name="clip"), node("MatMul", "u mel", "c", name="mel")),
+    ],
+}
+
+
+def model(nodes):
+    last = [] if nodes[-1].op_type == "Log" else [node("Log", "c", "l", name="log")]
+    return build([*nodes, *last, node("MatMul", "l w", "y", name="layer")], "y", WAVES, [info("x", [1, 1, 64])])
+
+
+@pytest.mark.parametrize("form", ENDS)
+def test_a_spectrogram_stays_float_and_the_network_behind_it_does_not(form):
+    sounds = [{"x": normal(1, 1, 64, seed=i) * 10.0**-i} for i in range(4)]
+    report = detent.quantize(model(ENDS[form]), None, sounds, "A8W8")
+    float_nodes = {each.node: each.reason for each in report.nodes if not each.quantized}
+    assert set(float_nodes) == {each.name for each in ENDS[form]} | {"log"}
+    assert {reason for name, reason in float_nodes.items() if name != "log"} == {SIGNAL_REASON}
+
+
+def test_formats_with_exponents_keep_small_numbers():
+    report = detent.quantize(model([*MEL[:-1], node("MatMul", "t mel", "c", name="mel")]), None, None, "BF16")
+    assert SIGNAL_REASON not in {each.reason for each in report.nodes}
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        [node("Relu", "t", "u", name="act")],
+        [node("Clip", "t zero six", "u", name="act")],
+        [node("Sigmoid", "t", "u", name="act")],
+    ],
+    ids=lambda nodes: nodes[0].op_type,
+)
+def test_what_has_an_activation_function_before_a_product_is_a_network(activation):
+    nodes = [*POWER, *activation, node("MatMul", "u mel", "c", name="mel")]
+    assert not find_signals(ir.from_proto(model(nodes)).graph)
