@@ -55,7 +55,10 @@ def test_a_divisor_with_codes_of_its_own_is_left_alone():
 def test_nan_in_an_output_is_an_error():
     # 0.01 is a code of its own beside 1, but not beside 1000: log(0) is infinite, whatever the float model says.
     proto = build(
-        [node("Abs", "x", "a"), node("Add", "a small", "b"), node("Log", "b", "y", name="log")],
+        [
+            *(node("LeakyRelu", "x", "l"), node("Abs", "l", "a")),  # without an activation function it stays float
+            *(node("Add", "a small", "b"), node("Log", "b", "y", name="log")),
+        ],
         "y",
         {"small": np.array(0.01, np.float32)},
         [ROWS],

@@ -16,10 +16,11 @@ VECTOR = [info("x", (1, 4))]
 
 
 def logarithm():
-    """Return a layer, the logarithm of its positive part, and a Sigmoid and a layer behind it."""
+    """Return a layer with its activation, the logarithm of the positive part, and a Sigmoid and a layer behind it."""
     nodes = [
         node("MatMul", "x w", "h"),
-        node("Relu", "h", "r"),
+        node("LeakyRelu", "h", "k"),
+        node("Relu", "k", "r"),
         node("Log", "r", "logs"),
         node("Sigmoid", "logs", "s"),
         node("MatMul", "s v", "y"),
@@ -34,7 +35,7 @@ def quantized(report):
 def test_what_reads_infinity_stays_float_and_is_told(tmp_path):
     data = normal(9, 4, seed=2)
     report = detent.quantize(logarithm(), tmp_path / "q.onnx", data, recipe="A8W8")
-    assert quantized(report) == {"matmul_h", "relu_r", "matmul_y"}
+    assert quantized(report) == {"matmul_h", "leakyrelu_k", "relu_r", "matmul_y"}
     assert next(each.reason for each in report.nodes if each.node == "sigmoid_s").startswith("'logs' holds NaN or inf")
     assert any("array[" in each and "'logs'" in each for each in report.remarks)
     answer = onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, {"x": data[:1]})[0]

@@ -143,10 +143,11 @@ def classes(loss, low, high):
         ({"agreement": classes(0.1, 0.05, 0.2)}, "warn", "Worse than float"),
         ({"agreement": classes(0.5, 0.3, 0.6)}, "bad", "Broken"),
         (
-            {"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}},
+            {"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}, "agreement": classes(0.0, 0.0, 0.0)},
             "plain",
             "Cannot tell from these samples",
         ),
+        ({"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}}, "bad", "Broken"),  # numbers, no scores
         ({"tensors": {"t": Closeness(-math.inf, 0.0, 0.0)}}, "bad", "Broken"),
     ],
 )
