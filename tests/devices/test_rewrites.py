@@ -18,6 +18,7 @@ from detent.devices.rewrites import (
     ScalePools,
     ScaleReduceMean,
     SigmoidToHardSigmoid,
+    Substitution,
     reciprocal_factor,
     window_factor,
 )
@@ -34,7 +35,7 @@ def square(side, channels=2):
 def rewritten(proto, make, selection=None):
     """The model after one pass, valid and with the same inputs and outputs; and the pass."""
     model, layout = laid_out(proto, selection)
-    step = make(layout.quantizes)
+    step = make(layout if issubclass(make, Substitution) else layout.quantizes)
     prepare(model, [step])
     after = ir.to_proto(model)
     onnx.checker.check_model(after, full_check=True)

@@ -7,6 +7,7 @@ import detent
 from detent.devices.catalog import OPTIONAL, check_steps, leavable_steps
 from detent.devices.rewrites import ClipToRelu, WholeClip
 from detent.errors import UsageError
+from detent.plan.layout import Layout
 from detent.recipe.recipe import PRESETS
 from tests.models import IMAGE, as_ir, build, conv_relu_conv, find, node, normal, pools, run
 
@@ -24,7 +25,7 @@ def clip(low=None, high=None, nodes=()):
 
 def rewritten(proto, step):
     model = as_ir(proto)
-    done = step(lambda node: True)
+    done = step()
     done(model)
     return model, done
 
@@ -63,7 +64,7 @@ def test_whole_bounds(bounds, whole):
     x = normal(*IMAGE) * 100
     np.testing.assert_array_equal(run(model, {"x": x})["y"], np.clip(x, *whole))
     assert bool(done.changes) == (bounds != whole)
-    rewritten_again = WholeClip(lambda node: True)
+    rewritten_again = WholeClip()
     rewritten_again(model)
     assert not rewritten_again.changes
 
@@ -78,7 +79,7 @@ def test_bounds_that_are_computed_stay_both():
 
 def test_nodes_that_are_not_quantized_are_left_alone():
     model = as_ir(clip(0.0, 6.0))
-    ClipToRelu(lambda node: False)(model)
+    ClipToRelu(Layout())(model)  # nothing is quantized
     assert find(model, "clip_y").op_type == "Clip"
 
 
@@ -86,7 +87,7 @@ def test_the_steps_that_can_be_left_out():
     steps = leavable_steps()
     assert len(steps) == len(set(steps))
     assert {"fold_batch_norm", "split_to_slice", "sigmoid_to_hard_sigmoid", "scale_pools", "shift_cut"} <= set(steps)
-    assert set(OPTIONAL) == {"clip_to_relu", "whole_clip"}
+    assert set(OPTIONAL) == {"silu_to_two_gates", "clip_to_relu", "whole_clip"}
     check_steps(XINT8.replace(without=tuple(steps), also=tuple(OPTIONAL)))
 
 

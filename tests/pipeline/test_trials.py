@@ -50,6 +50,14 @@ def test_a_power_of_two_device_is_offered_nothing_that_it_cannot_take():
     assert [options for options, _ in trials.changes_of(detent.find_recipe("XINT8"))] == ["--refine Rounding"]
 
 
+def test_two_gates_are_tried_where_a_sigmoid_was_exchanged_and_not_asked_for_already():
+    recipe = detent.find_recipe("XINT8")
+    changes = dict(trials.changes_of(recipe, hardened=True))
+    assert list(changes) == ["--set also=silu_to_two_gates", "--refine Rounding"]
+    again = trials.changes_of(changes["--set also=silu_to_two_gates"], hardened=True)
+    assert [options for options, _ in again] == ["--refine Rounding"]
+
+
 def test_one_that_would_not_end_in_time_is_not_begun(monkeypatch):
     begun = []
     monkeypatch.setattr(trials, "_measured", lambda tried, *_: begun.append(tried.options))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.refinements.activations import Activation, Gate, activate_all, add_pulls
+from detent.refinements.activations import Activation, Gate, TwoGates, activate_all, add_pulls
 from detent.refinements.bias_correction import ChannelAnswers, find_shift
 
 LINEAR, RELU = Activation(), Activation(0.0)
@@ -99,3 +99,20 @@ def test_compiled_curves_are_those_of_arrays(curve):
     np.testing.assert_allclose(weight, np.square(slope).sum(0), rtol=1e-12)
     left = slope * (target - curve(moved))
     np.testing.assert_allclose(pulls, [left[:3].sum(0), left[3:].sum(0)], rtol=1e-12)
+
+
+def test_two_gates_are_the_same_curve_in_numpy_and_in_compiled_loops():
+    curve, values = TwoGates(1.84375, 0.78125), np.linspace(-9, 9, 181)[:, None].astype(np.float32)
+    activated = np.empty(values.shape)
+    activate_all(values, curve.numbers, activated)
+    hard = [np.clip(factor * values.astype(np.float64) / 6 + 0.5, 0, 1) for factor in (1.84375, 0.78125)]
+    np.testing.assert_allclose(activated, values * (hard[0] + hard[1]) / 2, atol=1e-12)
+    np.testing.assert_allclose(curve(values), activated, atol=1e-6)
+    step = 1e-4
+    inside = values[np.all([np.abs(np.abs(values) - 3 / factor) > 0.01 for factor in (1.84375, 0.78125)], axis=0)]
+    slopes = (curve(inside.astype(np.float64) + step) - curve(inside.astype(np.float64) - step)) / (2 * step)
+    np.testing.assert_allclose(curve.derivative(inside.astype(np.float64)), slopes, atol=1e-6)
+    weight, pulls = np.zeros(1), np.zeros((1, 1))
+    one = np.array([[1.0]], np.float32)
+    add_pulls(one, np.zeros((1, 1)), np.zeros(1), curve.numbers, np.array([1]), weight, pulls)
+    assert weight[0] == pytest.approx(float(curve.derivative(np.array([1.0]))[0]) ** 2)

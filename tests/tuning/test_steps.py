@@ -41,6 +41,14 @@ def test_what_is_not_to_blame_is_left_alone():
     assert names == ["quick rounding", "equalization", "rounding", "AdaRound", "AdaQuant"]
 
 
+def test_two_gates_are_worth_trying_where_a_sigmoid_was_exchanged():
+    tried = worth_trying(BARE, Blame(weights=0.01, activations=0.99, hardened=True))
+    (gates,) = [each for each in tried if each.name == "two gates"]
+    step = gates.added_to(BARE)
+    assert step.recipe.also == ("silu_to_two_gates",)
+    assert gates.added_to(step.recipe) is None, "once is enough"
+
+
 def test_what_makes_most_of_the_error_comes_first_and_what_is_slow_last():
     names = [each.name for each in worth_trying(BARE, Blame(weights=0.6, activations=0.4))]
     assert names == ["quick rounding", "equalization", "rounding", "MinMSE", "range search", "AdaRound", "AdaQuant"]

@@ -188,7 +188,10 @@ def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[Check
         passes = default_passes(None, [make() for make in device.preparations], recipe.without, fix_batch=True)
         changes = prepare(model, passes)
         layout = arrange(model, Selection(), recipe, tail=find_postprocessing(model.graph))
-        changes += prepare(model, [step(layout.quantizes) for step in device.substitutions])
+        steps = [step(layout) for step in device.substitutions]
+        changes += prepare(model, steps)
+        for step in steps:
+            layout = step.laid_out(layout)
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")
         return CheckedNetwork(model, device, (), quantized=False), [], [failed]

@@ -18,9 +18,9 @@ from typing import TypeVar
 from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
+from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError, nearest
 from detent.prepare import LEAVABLE, Pass
-from detent.prepare.base import OperatorPass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
     HardSwishToHardSigmoid,
@@ -196,7 +196,9 @@ def device_of(recipe: Recipe) -> Device:
 
 
 # Rewrites that no device asks for by itself: a recipe names them in `also`.
-OPTIONAL: Mapping[str, type[OperatorPass]] = {step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)}
+OPTIONAL: Mapping[str, type[rewrites.Substitution]] = {
+    step.step(): step for step in (SiluToTwoGates, rewrites.ClipToRelu, rewrites.WholeClip)
+}
 
 
 def with_steps(device: Device, recipe: Recipe) -> Device:
@@ -209,13 +211,17 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
         kept = {step.step(): step for step in own if step.step() not in recipe.without}
         return tuple({**kept, **asked}.values())
 
+    def asked_first(steps: Sequence[type[rewrites.Substitution]]) -> tuple[type[rewrites.Substitution], ...]:
+        """Return the steps with the optional ones first: two gates are made of what is a Sigmoid still."""
+        return tuple(sorted(steps, key=lambda step: step.step() not in OPTIONAL))
+
     optional = [*(step for each in others for step in each.substitutions), *OPTIONAL.values()]
     return replace(
         device,
         preparations=chosen(
             device.preparations, (*(step for each in others for step in each.preparations), RotateResiduals)
         ),
-        substitutions=chosen(device.substitutions, optional),
+        substitutions=asked_first(chosen(device.substitutions, optional)),
         corrections=chosen(device.corrections, (step for each in others for step in each.corrections)),
     )
 

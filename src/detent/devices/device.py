@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
+from detent.devices.rewrites import Substitution
 from detent.errors import UsageError, check_known
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
@@ -336,7 +337,7 @@ class Device:
     shifts: bool = False
     recipe: str = ""
     preparations: Sequence[type[Pass]] = ()
-    substitutions: Sequence[type[OperatorPass]] = ()
+    substitutions: Sequence[type[Substitution]] = ()
     corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
     generation: Generation | None = None

@@ -3,7 +3,7 @@
 | operator            | on the device                                                                            |
 | ------------------- | ---------------------------------------------------------------------------------------- |
 | LeakyRelu           | the slope is a whole number of 256ths: 0.1 becomes 26/256                                |
-| Sigmoid             | HardSigmoid(x) = clip(x/6 + 1/2, 0, 1); there is no other                                |
+| Sigmoid             | HardSigmoid(x) = clip(x/6 + 1/2, 0, 1); there is no other (SiLU: see `two_gates`)        |
 | HardSigmoid         | 1/6 is 2731/16384: the result is 1.00012 times as large                                  |
 | mean of n numbers   | the sum times k/2^m instead of 1/n: n*k/2^m times as large (1.0049 for a 7x7 average)    |
 
@@ -36,7 +36,7 @@ import onnx_ir as ir
 from detent.graph.values import constant_scalar, cut_inputs, input_at, set_input, static_shape
 from detent.numerics.formats import QuantParams, holds_integers
 from detent.observe.statistics import TensorStatistics
-from detent.plan.layout import Decision, Role, Site
+from detent.plan.layout import Decision, Layout, Role, Site
 from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
 from detent.prepare.base import OperatorPass, axes_of, ints_attribute
@@ -64,7 +64,26 @@ def window_factor(side: int) -> float:
     return reciprocal_factor(side * side)
 
 
-class RoundLeakySlope(OperatorPass):
+class Substitution(OperatorPass):
+    """A rewrite of quantized nodes, after calibration, into what the device has instead.
+
+    One that adds nodes says where they stand in the layout, and may settle the parameters of their values.
+    Without a layout all nodes are rewritten.
+    """
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        super().__init__(None if layout is None else layout.quantizes)
+
+    def laid_out(self, layout: Layout) -> Layout:
+        """Return the layout of the rewritten model."""
+        return layout
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return the plan of the rewritten model, before the rules of the device."""
+        return plan
+
+
+class RoundLeakySlope(Substitution):
     """LeakyRelu with a slope that is a whole number of 256ths."""
 
     operators = ("LeakyRelu",)
@@ -78,15 +97,20 @@ class RoundLeakySlope(OperatorPass):
         return None
 
 
-class SigmoidToHardSigmoid(OperatorPass):
+def harden(node: ir.Node) -> None:
+    """Make a node the HardSigmoid of the device."""
+    node.op_type = "HardSigmoid"
+    node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
+    node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+
+
+class SigmoidToHardSigmoid(Substitution):
     """Sigmoid becomes the piecewise linear one that the device has."""
 
     operators = ("Sigmoid",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        node.op_type = "HardSigmoid"
-        node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
-        node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+        harden(node)
         self.changed(node, "Sigmoid replaced by HardSigmoid, the only one that the device has")
         return None
 
@@ -177,7 +201,7 @@ class SaturatingClip(OperatorPass):
         return None
 
 
-class ClipToRelu(OperatorPass):
+class ClipToRelu(Substitution):
     """A Clip whose lower bound is 0 loses its upper one."""
 
     operators = ("Clip",)
@@ -192,7 +216,7 @@ class ClipToRelu(OperatorPass):
         return None
 
 
-class WholeClip(OperatorPass):
+class WholeClip(Substitution):
     """A Clip whose bounds are whole numbers of 8 bits."""
 
     operators = ("Clip",)

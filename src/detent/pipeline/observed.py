@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.devices.catalog import OPTIONAL
 from detent.equalize.absorb import Absorption, absorb, absorb_again
 from detent.equalize.equalize import Equalization, equalize, equalize_again
 from detent.equalize.moments import Answers
@@ -128,9 +129,9 @@ def rescale(
 # With so many samples, channels have shown how large they get: equalization has to prove itself with fewer.
 TRUSTED = 48
 
-# Fields of a recipe that only later stages read, but for the votes of a method.
+# Fields of a recipe that only later stages read, but for the votes of a method and some steps of `also`.
 READ_LATER = frozenset(
-    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen")
+    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen", "also")
 )
 
 
@@ -160,6 +161,7 @@ class Observed:
         names = {field.name for field in dataclasses.fields(Recipe)} - READ_LATER
         # Listing what later stages read is the safe side: a new field of the recipe costs a sweep, not a wrong result.
         same = all(getattr(before, name) == getattr(recipe, name) for name in names)
+        same = same and set(before.also) - OPTIONAL.keys() == set(recipe.also) - OPTIONAL.keys()  # those come later
         return same and _vote(recipe)[1] in ("", _vote(before)[1])
 
     def under(self, job: Job) -> Observed:

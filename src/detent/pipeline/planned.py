@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.devices.device import Rules
-from detent.devices.rewrites import GuardDivisors, SaturatingClip
+from detent.devices.rewrites import GuardDivisors, SaturatingClip, Substitution
 from detent.execute.probe import Variant
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
@@ -35,7 +35,6 @@ from detent.plan.layout import Layout
 from detent.plan.mixed import normalizes, wide_candidates, with_wide
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
-from detent.prepare.base import OperatorPass
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.results.quantized import Notes, Widening, WideTensor
 from detent.sensitivity_analysis import errors_of
@@ -184,16 +183,18 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
     with watch.step("plan"):
         model = prepared.model.clone()  # weights are shared
         notes = Notes([*prepared.notes.changes], [*prepared.notes.declined])
-        _rewrite(model, target.substitutions, layout, notes)
-        plan = make_plan(model, layout, observed.observation.statistics, recipe)
+        substitutions = [step(layout) for step in target.substitutions]
+        _run(model, substitutions, notes)
+        for step in substitutions:
+            layout = step.laid_out(layout)
+        plan = _chosen(model, layout, observed, substitutions)
         rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
         plan = rules(plan)
         widening = find_widening(model, plan, observed)
         if widening is not None and widening.tensors:
-            plan = make_plan(model, with_wide(layout, widening.names), observed.observation.statistics, recipe)
-            plan = rules(plan)
+            plan = rules(_chosen(model, with_wide(layout, widening.names), observed, substitutions))
         unsettled = [str(each) for each in rules.violations(plan)]
-        _rewrite(model, target.corrections, layout, notes)
+        _run(model, [step(layout.quantizes) for step in target.corrections], notes)
         guard = GuardDivisors(plan, observed.observation.statistics)
         _run(model, [SaturatingClip(plan, target.clips), guard], notes)
     return Planned(observed, model, guard.plan, rules, unsettled, notes, widening)
@@ -204,9 +205,12 @@ def _copied(layout: Layout) -> Layout:
     return replace(layout, **{name: copy(value) for name, value in vars(layout).items()})
 
 
-def _rewrite(model: ir.Model, steps: Sequence[type[OperatorPass]], layout: Layout, notes: Notes) -> None:
-    """Make the rewrites that the target or the recipe asks for, on quantized nodes only."""
-    _run(model, [step(layout.quantizes) for step in steps], notes)
+def _chosen(model: ir.Model, layout: Layout, observed: Observed, steps: Sequence[Substitution]) -> Plan:
+    """Choose the parameters of every site, of new ones as the steps that made them say."""
+    plan = make_plan(model, layout, observed.observation.statistics, observed.prepared.job.recipe)
+    for step in steps:
+        plan = step.planned(plan)
+    return plan
 
 
 def _run(model: ir.Model, passes: Sequence[Pass], notes: Notes) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import DetentError, UsageError
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.pipeline.job import Job
@@ -21,7 +22,7 @@ from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
 from detent.results.quantized import Report, Trial
-from detent.results.verdict import exclusions, many_clipped, refinement_to_try, worst_sqnr
+from detent.results.verdict import exclusions, hardened, many_clipped, refinement_to_try, worst_sqnr
 
 STAGE = "try"
 LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
@@ -100,7 +101,7 @@ def _changes(job: Job, report: Report) -> Iterator[_Change]:
     quiet = replace(job, output=None).with_options(save_stats=None, resume=False, progress=silent, executor=None)
     if job.options["postprocessing"] == "keep":
         yield _Change("--postprocessing float", quiet.with_options(postprocessing="float"))
-    for options, changed in changes_of(recipe, many_clipped(report)):
+    for options, changed in changes_of(recipe, many_clipped(report), hardened=bool(hardened(report))):
         try:
             check_recipe(changed, job.selection)
         except UsageError:
@@ -113,11 +114,14 @@ def _changes(job: Job, report: Report) -> Iterator[_Change]:
         yield _Change("--recipe BF16", replace(quiet, recipe=find_recipe("BF16")))
 
 
-def changes_of(recipe: Recipe, clipped: bool = False) -> Iterator[tuple[str, Recipe]]:
+def changes_of(recipe: Recipe, clipped: bool = False, *, hardened: bool = False) -> Iterator[tuple[str, Recipe]]:
     """Yield changes of the recipe, with the options that make them: first what helps most often, last what learns.
 
-    `clipped`: much is cut off at the ends of the ranges.
+    `clipped`: much is cut off at the ends of the ranges. `hardened`: a Sigmoid became a HardSigmoid.
     """
+    if hardened and not recipe.also:
+        setting = f"also={SiluToTwoGates.step()}"
+        yield f"--set {setting}", with_settings(recipe, (setting,))
     if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:
         wide = recipe.activations.dtype.replace("8", "16")
         yield f"--activations {wide}", change(recipe, {"activations": wide})

@@ -30,7 +30,7 @@ from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.numerics.interface import Params
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
-from detent.refinements.activations import Activation, Gate
+from detent.refinements.activations import Activation, Curve, Gate, TwoGates
 from detent.refinements.layer_problem import Floats
 
 Indices = npt.NDArray[np.int64]
@@ -223,20 +223,21 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
     return Activation()
 
 
-def curves_of(
-    layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]
-) -> tuple[Activation | Gate, Activation | Gate]:
+def curves_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]) -> tuple[Curve, Curve]:
     """Return the activations behind a layer in the float model and in the quantized one."""
     fused = activation_of(layer, layout)
     return gates_of(layer, layout, reference) or (fused, fused)
 
 
-def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]) -> tuple[Gate, Gate] | None:
+def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]) -> tuple[Curve, Curve] | None:
     """Return the gates behind a layer in the float model and in the quantized one; None if there are none.
 
     They differ if the device has no Sigmoid. `reference` are the nodes of the float model, by name.
     """
     readers = layer.node.outputs[0].consumers()
+    pair = _two_gates(readers, reference)
+    if pair is not None:
+        return Gate(gated=True), pair
     gates = [reader for reader in readers if reader.op_type in _GATES]
     # With two gates the layer's answers have two meanings, and one correction cannot serve both.
     if not activation_of(layer, layout).changes_nothing or len(gates) != 1:
@@ -248,6 +249,21 @@ def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node
     # A rewrite for the device keeps the node's name, so the float curve is found by it.
     origin = reference.get(str(gate.name), gate)
     return _gate(origin, bool(others)), _gate(gate, bool(others))
+
+
+def _two_gates(readers: Sequence[ir.Node], reference: Mapping[str, ir.Node]) -> TwoGates | None:
+    """Return the two gates that a SiLU of the float model became (see `devices.two_gates`); None if there are none."""
+    gates = [
+        (factor, gate)
+        for reader in readers
+        if reader.op_type == "Mul" and (factor := constant_scalar(reader, 1)) is not None
+        for gate in reader.outputs[0].consumers()
+        if gate.op_type == "HardSigmoid"
+    ]
+    origins = [reference[str(gate.name)] for _, gate in gates if str(gate.name) in reference]
+    if len(gates) != 2 or len(readers) != 3 or [origin.op_type for origin in origins] != ["Sigmoid"]:
+        return None
+    return TwoGates(gates[0][0], gates[1][0])
 
 
 def _gate(node: ir.Node, gated: bool) -> Gate:

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 CurveNumbers = tuple[int, float, float, float]
 
 # Kinds of curves in compiled loops; GATED is added to the kind of one that multiplies its own input.
-LINES, HARD_SIGMOID, SIGMOID, GATED = 0, 1, 2, 10
+LINES, HARD_SIGMOID, SIGMOID, TWO_GATES, GATED = 0, 1, 2, 3, 10
 
 
 class Curve(Protocol):
@@ -111,9 +111,39 @@ class Gate:
         return np.asarray(share, values.dtype)
 
 
+@dataclass(frozen=True)
+class TwoGates:
+    """z times the mean of two HardSigmoids, of `steep` z and `flat` z: as a device computes SiLU that has no other."""
+
+    steep: float
+    flat: float
+
+    changes_nothing: ClassVar[bool] = False
+
+    def __call__(self, values: Numbers) -> Numbers:
+        """Activate all values."""
+        steep, flat = self._parts()
+        return np.asarray((steep(values) + flat(values)) / 2, values.dtype)
+
+    def derivative(self, values: Numbers) -> Numbers:
+        """Return the slope at each value."""
+        steep, flat = self._parts()
+        return np.asarray((steep.derivative(values) + flat.derivative(values)) / 2, values.dtype)
+
+    @property
+    def numbers(self) -> CurveNumbers:
+        """What compiled loops know it by."""
+        return TWO_GATES + GATED, float(self.steep / 6), float(self.flat / 6), 0.0
+
+    def _parts(self) -> tuple[Gate, Gate]:
+        return Gate(True, hard=True, alpha=self.steep / 6), Gate(True, hard=True, alpha=self.flat / 6)
+
+
 @compiled
 def _activate(value: float, curve: CurveNumbers) -> float:
-    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`."""
+    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`, or
+    of the slopes of two gates.
+    """
     kind, low, high, slope = curve
     if kind == LINES:
         below = slope * value + (1.0 - slope) * low if slope else low
@@ -127,6 +157,8 @@ def _open_share(value: float, curve: CurveNumbers) -> float:
     kind, alpha, beta, _ = curve
     if kind % GATED == HARD_SIGMOID:
         return min(max(alpha * value + beta, 0.0), 1.0)
+    if kind % GATED == TWO_GATES:
+        return (min(max(alpha * value + 0.5, 0.0), 1.0) + min(max(beta * value + 0.5, 0.0), 1.0)) / 2.0
     return 1.0 / (1.0 + math.exp(-min(max(value, -60.0), 60.0)))
 
 
@@ -140,6 +172,8 @@ def _slope(value: float, curve: CurveNumbers) -> float:
     inner = share * (1.0 - share)
     if kind % GATED == HARD_SIGMOID:
         inner = low if 0.0 < share < 1.0 else 0.0  # the first of its numbers is alpha
+    if kind % GATED == TWO_GATES:
+        inner = ((low if abs(low * value) < 0.5 else 0.0) + (high if abs(high * value) < 0.5 else 0.0)) / 2.0
     return share + value * inner if kind >= GATED else inner
 
 

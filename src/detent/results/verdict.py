@@ -322,16 +322,21 @@ def warnings_for(report: Report) -> list[str]:
             if report.calibration.samples
             else "Measured on random data, so how close it is to float is not real. Give --calib."
         )
-    hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
-    if hardened:
+    hard = hardened(report)
+    if hard:
         found.append(
-            f"{len(hardened)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hardened[0]}'). They "
+            f"{len(hard)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hard[0]}'). They "
             "differ by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
         )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
     return found
+
+
+def hardened(report: Report) -> list[str]:
+    """Return the names of nodes that were Sigmoids, and are HardSigmoids because the device has no other."""
+    return [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
 
 
 def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:

@@ -1,9 +1,10 @@
 """What tuning tries, from the cheapest step to the most expensive, and why each may help.
 
 The first step is the recipe as it is. Those after it cost nothing on the device: the same operators and number formats,
-with better numbers in them. Each changes one thing of the best recipe before it, and works on weights, on activations
-or on both: what causes little of the error is not worth the time. The last ones give up a part of the constraint:
-the layers whose rounding hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
+with better numbers in them; only a SiLU of two gates (`devices.two_gates`) takes more time there. Each changes one
+thing of the best recipe before it, and works on weights, on activations or on both: what causes little of the error is
+not worth the time. The last ones give up a part of the constraint: the layers whose rounding hurts most get weights of
+8 bits instead of 4, activations of 16 bits, or stay float.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError
 from detent.methods import MinMSE
 from detent.numerics.formats import is_integer
@@ -37,10 +39,14 @@ BLAMELESS = 0.05  # what makes less than this share of the error is left as it i
 
 @dataclass(frozen=True)
 class Blame:
-    """The errors at the outputs if all weights alone are quantized, and if all activations alone are."""
+    """The errors at the outputs if all weights alone are quantized, and if all activations alone are.
+
+    `hardened`: a Sigmoid became a HardSigmoid, which is part of the error of either.
+    """
 
     weights: float
     activations: float
+    hardened: bool = False
 
     def share(self, kind: Kind) -> float:
         """Return the part of the error that a kind makes; noise powers add."""
@@ -111,13 +117,19 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
     )
 
 
+def _two_gates(base: Recipe) -> Ingredient:
+    what = "each SiLU is computed by two HardSigmoids, which takes more time on the device"
+    return Ingredient("two gates", what, {"also": (*base.also, SiluToTwoGates.step())}, "activations")
+
+
 def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
     """Return what may help: first what works on the kind that makes most of the error, then the rest.
 
     What takes a step of the recipe away comes behind what adds to it.
     """
     leading: Kind = "weights" if blame.weights >= blame.activations else "activations"
-    tried = [each for each in ingredients(base) if blame.blames(each.kind)]
+    gates = [_two_gates(base)] if blame.hardened else []
+    tried = [each for each in (*gates, *ingredients(base)) if blame.blames(each.kind)]
     # Learning by gradients takes minutes where the others take seconds, so it stays last.
     return sorted(tried, key=lambda each: (each.name in _SLOW, each.undoes, each.kind not in (None, leading)))
 

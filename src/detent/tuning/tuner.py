@@ -26,6 +26,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from detent.devices.rewrites import SigmoidToHardSigmoid
 from detent.errors import DataError, OutputError, UsageError
 from detent.evaluation.evaluator import Evaluator
 from detent.graph.load import load
@@ -276,7 +277,8 @@ class Tuner:
             threads=self.job.collecting.threads,
             progress=progress,
         )
-        return Blame(errors[str(True)], errors[str(False)])
+        hardened = any(change.by == SigmoidToHardSigmoid.__name__ for change in planned.notes.changes)
+        return Blame(errors[str(True)], errors[str(False)], hardened)
 
     def _exceptions(self) -> Iterator[TuningStep]:
         if self.job.recipe.dynamic:
