@@ -243,6 +243,53 @@ quantize_dynamic("lstm.onnx", "out.onnx")
     assert "DynamicQuantizeLSTM" in [each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node]
 
 
+def recurrent_with_a_head():
+    """Return a model of a table, an LSTM and a layer behind it."""
+    nodes = [
+        node("Gather", "table x", "e"),
+        node("LSTM", "e w r", "h", hidden_size=8),
+        node("Reshape", "h rows", "flat"),
+        node("MatMul", "flat v", "y"),
+    ]
+    values = {"table": normal(50, 8), "w": normal(1, 32, 8), "r": normal(1, 32, 8), "v": normal(8, 4)}
+    inputs = [info("x", (3, 1), onnx.TensorProto.INT64)]
+    return build(nodes, "y", {**values, "rows": np.array([-1, 8])}, inputs)
+
+
+def test_an_lstm_beside_layers_does_not_stay_float_unless_the_script_says_so(detent, tmp_path, monkeypatch):
+    onnx.save(recurrent_with_a_head(), tmp_path / "model.onnx")
+    text = """
+import sys
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic("model.onnx", "out.onnx", op_types_to_quantize=sys.argv[1:])
+"""
+    for arguments, quantized in (((), True), (("LSTM", "MatMul"), True), (("MatMul", "Gather"), False)):
+        outcome = run(detent, tmp_path, monkeypatch, text, *arguments)
+        assert outcome.code == 0, outcome.err
+        found = {each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node}
+        assert ("DynamicQuantizeLSTM" in found) == quantized
+        assert "MatMulInteger" in found
+        assert ("onnxruntime's own quantizer" in outcome.err) == quantized
+
+
+def test_dynamic_quantization_stores_tables_of_words_in_8_bits(detent, tmp_path, monkeypatch):
+    values = {"table": normal(300, 64), "w": normal(64, 8)}
+    inputs = [info("x", (1, 5), onnx.TensorProto.INT64)]
+    model = build([node("Gather", "table x", "e"), node("MatMul", "e w", "y")], "y", values, inputs)
+    onnx.save(model, tmp_path / "model.onnx")
+    text = """
+import sys
+from onnxruntime.quantization import QuantType, quantize_dynamic
+chosen = {"op_types_to_quantize": sys.argv[1:]} if sys.argv[1:] else {}
+quantize_dynamic("model.onnx", "out.onnx", weight_type=QuantType.QInt8, **chosen)
+"""
+    for arguments, bytes_of_table in (((), 1), (("Gather",), 1), (("MatMul",), 4)):
+        outcome = run(detent, tmp_path, monkeypatch, text, *arguments)
+        assert outcome.code == 0, outcome.err
+        size = (tmp_path / "out.onnx").stat().st_size
+        assert 300 * 64 * bytes_of_table < size < 300 * 64 * bytes_of_table + 6000
+
+
 def test_subgraphs_matter_where_the_other_tools_change_them():
     def asks(**fields):
         return translate(QuantizationConfig(extra_options={"EnableSubgraph": True}, **fields)).subgraphs

@@ -45,7 +45,7 @@ from detent.numerics.formats import is_integer
 from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
-from detent.recipe.recipe import LAYERS
+from detent.recipe.recipe import DYNAMIC_OPERATORS, LAYERS
 
 if TYPE_CHECKING:
     from detent.results.quantized import Report
@@ -443,8 +443,12 @@ def _left_to_onnxruntime(request: Request, model: ModelLike) -> str:
     nodes = list(graph.all_nodes())
     if request.subgraphs and any(node.graph is not graph and node.op_type in LAYERS for node in nodes):
         return "EnableSubgraph=True: layers inside If, Loop or Scan"
-    layers = any(node.op_type in LAYERS for node in nodes)
-    found = "" if layers else next((node.op_type for node in nodes if node.op_type in _RECURRENT), "")
+    operators = request.recipe.operators
+    wanted = _RECURRENT if operators == DYNAMIC_OPERATORS else set(_RECURRENT).intersection(operators)
+    if any(node.op_type in LAYERS for node in nodes):
+        # Of the others the layers inside are quantized; an LSTM would stay float, and most of some models is one.
+        wanted, nodes = {"LSTM"}.intersection(wanted), list(graph)
+    found = next((node.op_type for node in nodes if node.op_type in wanted), "")
     return f"quantize_dynamic: layers that are {found}" if found else ""
 
 
@@ -459,7 +463,7 @@ def _by_onnxruntime(request: Request, model: ModelLike, output: str | Path | Non
     own = original("onnxruntime.quantization")
     weights = request.recipe.weights
     assert is_integer(weights), "dynamic operators have integer weights"
-    usual = request.recipe.operators == detent.find_recipe("UINT8_DYNAMIC_QUANT").operators
+    usual = request.recipe.operators == DYNAMIC_OPERATORS
     with TemporaryDirectory() as folder:
         written = Path(folder, "model.onnx") if output is None else Path(output)
         own.quantize_dynamic(

@@ -44,7 +44,7 @@ from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale
 from detent.numerics.interface import NumberFormat
 from detent.prepare import KeepMeanDims
 from detent.recipe import Override, Recipe
-from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
+from detent.recipe.recipe import DYNAMIC_OPERATORS, PRESETS, OutputFormat
 from detent.refinements import BiasCorrection, QuickRounding
 
 _FORMATS: dict[Any, OutputFormat] = {
@@ -274,8 +274,7 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
         return tuple(config.op_types_to_quantize)
     if config.enable_npu_transformer:
         return ("MatMul", "Gemm")
-    # onnxruntime has no dynamic ConvTranspose.
-    return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
+    return DYNAMIC_OPERATORS if config.use_dynamic_quant else ()
 
 
 def _excluded(request: Request, config: QuantizationConfig) -> Request:
