@@ -430,3 +430,57 @@ def test_passes_from_a_script(tiny, tmp_path):
     assert output.exists()
     with pytest.raises(UsageError, match="no pass 'onnx_simplfy'. Did you mean 'onnx_simplify'"):
         shapeshifter({"passes": {"onnx_simplfy": {}}}, onnx.load(tiny))
+
+
+# -- what scripts do with the result -----------------------------------------------------------------------------------
+
+DEBUGGING = """
+import numpy as np
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.quantization.qdq_loss_debug import (
+    _add_pre_post_qdq_pair,
+    collect_activations,
+    compute_activation_error,
+    create_activation_matching,
+    modify_model_output_intermediate_tensors,
+)
+
+
+class One(CalibrationDataReader):
+    def __init__(self):
+        self.left = iter([{"x": np.linspace(-1, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)}])
+
+    def get_next(self):
+        return next(self.left, None)
+
+
+quantize_static("model.onnx", "out.onnx", One())
+for name in ("model", "out"):
+    modify_model_output_intermediate_tensors(f"{name}.onnx", f"{name}_all.onnx")
+matching = create_activation_matching(*(collect_activations(f"{name}_all.onnx", One()) for name in ("out", "model")))
+print(sorted(compute_activation_error(matching)))
+"""
+
+
+def test_onnxruntimes_debugger_passes_over_what_preparing_added(detent, tmp_path, monkeypatch):
+    # onnxruntime's own Gelu is written out, so that values have pairs which the float model does not have.
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "h"), node("Conv", "h v", "y")]
+    model = build(nodes, "y", {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 1, 1)}, [info("x", (1, 3, 8, 8))])
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Gelu", "com.microsoft"
+    model.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(model, tmp_path / "model.onnx")
+    outcome = run(detent, tmp_path, monkeypatch, DEBUGGING)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1].startswith("['a'")
+
+
+def test_warnings_of_detent_in_a_script_are_lines_without_a_place(detent, tiny, tmp_path, monkeypatch):
+    text = """
+import sys
+from quark.onnx import ModelQuantizer
+from quark.onnx.quantization.config import Config, get_default_config
+ModelQuantizer(Config(get_default_config("XINT8"))).quantize_model(sys.argv[1], "out.onnx")
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == "Warning: Calibrated with random data: the accuracy of this model is not real.\n"

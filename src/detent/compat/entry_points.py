@@ -329,6 +329,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "postprocessing": request.postprocessing,
         "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with every sample
+        "resume": not hasattr(data, "get_next"),  # what a reader gives next time nobody knows
     }
     recipe = request.recipe
     recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
