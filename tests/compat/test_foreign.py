@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -484,3 +485,17 @@ ModelQuantizer(Config(get_default_config("XINT8"))).quantize_model(sys.argv[1], 
     outcome = run(detent, tmp_path, monkeypatch, text, tiny)
     assert outcome.code == 0, outcome.err
     assert outcome.err == "Warning: Calibrated with random data: the accuracy of this model is not real.\n"
+
+
+@pytest.mark.parametrize("arguments", ["out.onnx", "out.onnx nhwc", "model.onnx"])
+def test_the_report_names_the_file_that_was_written(detent, tiny, tmp_path, monkeypatch, arguments):
+    shutil.copy(tiny, tmp_path / "model.onnx")
+    text = """
+import sys
+import vai_q_onnx
+vai_q_onnx.quantize_static("model.onnx", sys.argv[1], Reader(), convert_nchw_to_nhwc="nhwc" in sys.argv)
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, *arguments.split())
+    assert outcome.code == 0, outcome.err
+    assert f"Wrote {arguments.split()[0]}:" in outcome.out
+    assert "in memory" not in outcome.out

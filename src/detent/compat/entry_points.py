@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -274,6 +274,7 @@ def _quantize(
     result = report.model
     if later and result is not None:
         result = _converted(result, request.conversions, None if output is None else Path(output))
+        report = replace(report, output=None if output is None else str(output))  # it was made in memory
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
     if request.summary:

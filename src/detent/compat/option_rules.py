@@ -122,6 +122,8 @@ def switch(request: Request, wanted: bool, steps: Sequence[str]) -> Request:
     else:
         without += [step for step in steps if step in usual]
     if not set(also) - set(recipe.also) <= set(OPTIONAL):
+        if recipe.target == "npu-float-scale":
+            raise NoEffect("it is for the device with power-of-two scales, which PowerOfTwoMethod chooses.")
         raise NoEffect(
             f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float scales, "
             "choose a target that does."
