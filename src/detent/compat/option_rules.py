@@ -141,6 +141,8 @@ def symmetric(request: Request, wanted: bool, role: str) -> Request:
         return request  # floats and blocks are always symmetric around zero
     if fmt.power_of_two and not wanted:
         raise NoEffect("power-of-two scales have a fixed zero point.")
+    if request.recipe.dynamic and role == "activations" and wanted:
+        raise NoEffect("dynamic operators find the zero points of activations while the model runs.")
     return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})
 
 
