@@ -8,6 +8,7 @@ import onnx
 import onnxruntime.quantization as real
 import pytest
 
+import detent
 from detent.compat.configs import Config, QuantizationConfig, get_default_config
 from detent.compat.entry_points import (
     DynamicQuantConfig,
@@ -168,6 +169,17 @@ def test_every_sample_calibrates(tiny, samples, tmp_path, kind):
     read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
     scale = {each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]]
     assert scale == pytest.approx((100.0 - min(0, float(many.min()))) / 255, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["a reader", "a folder"])
+def test_a_reader_leaves_no_checkpoint_and_no_warning_of_one(tiny, samples, tmp_path, monkeypatch, kind):
+    np.save(tmp_path / "0.npy", samples)
+    given = Reader(samples) if kind == "a reader" else None
+    asked = {}
+    made = detent.quantize
+    monkeypatch.setattr(detent, "quantize", lambda *args, **options: asked.update(options) or made(*args, **options))
+    ModelQuantizer(_quiet("XINT8")).quantize_model(tiny, None, given, None if given else tmp_path)
+    assert asked["resume"] == (kind == "a folder")
 
 
 def test_messages_speak_of_what_a_script_can_change():

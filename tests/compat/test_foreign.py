@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -243,6 +244,53 @@ quantize_dynamic("lstm.onnx", "out.onnx")
     assert "DynamicQuantizeLSTM" in [each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node]
 
 
+def recurrent_with_a_head():
+    """Return a model of a table, an LSTM and a layer behind it."""
+    nodes = [
+        node("Gather", "table x", "e"),
+        node("LSTM", "e w r", "h", hidden_size=8),
+        node("Reshape", "h rows", "flat"),
+        node("MatMul", "flat v", "y"),
+    ]
+    values = {"table": normal(50, 8), "w": normal(1, 32, 8), "r": normal(1, 32, 8), "v": normal(8, 4)}
+    inputs = [info("x", (3, 1), onnx.TensorProto.INT64)]
+    return build(nodes, "y", {**values, "rows": np.array([-1, 8])}, inputs)
+
+
+def test_an_lstm_beside_layers_does_not_stay_float_unless_the_script_says_so(detent, tmp_path, monkeypatch):
+    onnx.save(recurrent_with_a_head(), tmp_path / "model.onnx")
+    text = """
+import sys
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic("model.onnx", "out.onnx", op_types_to_quantize=sys.argv[1:])
+"""
+    for arguments, quantized in (((), True), (("LSTM", "MatMul"), True), (("MatMul", "Gather"), False)):
+        outcome = run(detent, tmp_path, monkeypatch, text, *arguments)
+        assert outcome.code == 0, outcome.err
+        found = {each.op_type for each in onnx.load(tmp_path / "out.onnx").graph.node}
+        assert ("DynamicQuantizeLSTM" in found) == quantized
+        assert "MatMulInteger" in found
+        assert ("onnxruntime's own quantizer" in outcome.err) == quantized
+
+
+def test_dynamic_quantization_stores_tables_of_words_in_8_bits(detent, tmp_path, monkeypatch):
+    values = {"table": normal(300, 64), "w": normal(64, 8)}
+    inputs = [info("x", (1, 5), onnx.TensorProto.INT64)]
+    model = build([node("Gather", "table x", "e"), node("MatMul", "e w", "y")], "y", values, inputs)
+    onnx.save(model, tmp_path / "model.onnx")
+    text = """
+import sys
+from onnxruntime.quantization import QuantType, quantize_dynamic
+chosen = {"op_types_to_quantize": sys.argv[1:]} if sys.argv[1:] else {}
+quantize_dynamic("model.onnx", "out.onnx", weight_type=QuantType.QInt8, **chosen)
+"""
+    for arguments, bytes_of_table in (((), 1), (("Gather",), 1), (("MatMul",), 4)):
+        outcome = run(detent, tmp_path, monkeypatch, text, *arguments)
+        assert outcome.code == 0, outcome.err
+        size = (tmp_path / "out.onnx").stat().st_size
+        assert 300 * 64 * bytes_of_table < size < 300 * 64 * bytes_of_table + 6000
+
+
 def test_subgraphs_matter_where_the_other_tools_change_them():
     def asks(**fields):
         return translate(QuantizationConfig(extra_options={"EnableSubgraph": True}, **fields)).subgraphs
@@ -383,3 +431,71 @@ def test_passes_from_a_script(tiny, tmp_path):
     assert output.exists()
     with pytest.raises(UsageError, match="no pass 'onnx_simplfy'. Did you mean 'onnx_simplify'"):
         shapeshifter({"passes": {"onnx_simplfy": {}}}, onnx.load(tiny))
+
+
+# -- what scripts do with the result -----------------------------------------------------------------------------------
+
+DEBUGGING = """
+import numpy as np
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.quantization.qdq_loss_debug import (
+    _add_pre_post_qdq_pair,
+    collect_activations,
+    compute_activation_error,
+    create_activation_matching,
+    modify_model_output_intermediate_tensors,
+)
+
+
+class One(CalibrationDataReader):
+    def __init__(self):
+        self.left = iter([{"x": np.linspace(-1, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)}])
+
+    def get_next(self):
+        return next(self.left, None)
+
+
+quantize_static("model.onnx", "out.onnx", One())
+for name in ("model", "out"):
+    modify_model_output_intermediate_tensors(f"{name}.onnx", f"{name}_all.onnx")
+matching = create_activation_matching(*(collect_activations(f"{name}_all.onnx", One()) for name in ("out", "model")))
+print(sorted(compute_activation_error(matching)))
+"""
+
+
+def test_onnxruntimes_debugger_passes_over_what_preparing_added(detent, tmp_path, monkeypatch):
+    # onnxruntime's own Gelu is written out, so that values have pairs which the float model does not have.
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "h"), node("Conv", "h v", "y")]
+    model = build(nodes, "y", {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 1, 1)}, [info("x", (1, 3, 8, 8))])
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Gelu", "com.microsoft"
+    model.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(model, tmp_path / "model.onnx")
+    outcome = run(detent, tmp_path, monkeypatch, DEBUGGING)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1].startswith("['a'")
+
+
+def test_warnings_of_detent_in_a_script_are_lines_without_a_place(detent, tiny, tmp_path, monkeypatch):
+    text = """
+import sys
+from quark.onnx import ModelQuantizer
+from quark.onnx.quantization.config import Config, get_default_config
+ModelQuantizer(Config(get_default_config("XINT8"))).quantize_model(sys.argv[1], "out.onnx")
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, tiny)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == "Warning: Calibrated with random data: the accuracy of this model is not real.\n"
+
+
+@pytest.mark.parametrize("arguments", ["out.onnx", "out.onnx nhwc", "model.onnx"])
+def test_the_report_names_the_file_that_was_written(detent, tiny, tmp_path, monkeypatch, arguments):
+    shutil.copy(tiny, tmp_path / "model.onnx")
+    text = """
+import sys
+import vai_q_onnx
+vai_q_onnx.quantize_static("model.onnx", sys.argv[1], Reader(), convert_nchw_to_nhwc="nhwc" in sys.argv)
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text, *arguments.split())
+    assert outcome.code == 0, outcome.err
+    assert f"Wrote {arguments.split()[0]}:" in outcome.out
+    assert "in memory" not in outcome.out

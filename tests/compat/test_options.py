@@ -261,6 +261,19 @@ def test_switches_that_ask_for_the_usual_change_nothing():
         assert recipe(FLOAT, AlignPool=True) == recipe(FLOAT)
 
 
+def test_a_rule_of_shifts_with_float_scales_names_the_method_and_not_what_is_said_already():
+    asked = QuantizationConfig(enable_npu_cnn=True, extra_options={"AlignPool": True})
+    with pytest.warns(ScriptNote, match="AlignPool=True: it is for .* power-of-two scales, which PowerOfTwoMethod"):
+        translate(asked)
+
+
+def test_activations_of_dynamic_operators_have_the_zero_points_that_they_find():
+    asked = QuantizationConfig(use_dynamic_quant=True, extra_options={"ActivationSymmetric": True})
+    with pytest.warns(ScriptNote, match="ActivationSymmetric=True: dynamic operators find the zero points"):
+        found = translate(asked).recipe
+    assert found == translate(QuantizationConfig(use_dynamic_quant=True)).recipe
+
+
 def test_options_that_must_agree_with_others():
     assert recipe(NPU, CalibTensorRangeSymmetric=True) == recipe(NPU)
     assert recipe(FLOAT, CalibTensorRangeSymmetric=True) == recipe(FLOAT, ActivationSymmetric=True)

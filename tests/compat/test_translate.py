@@ -43,7 +43,7 @@ def test_a_preset_is_the_preset_of_that_name(name):
 
 @pytest.mark.parametrize("name", sorted(set(PRESET_FIELDS) - SEARCHED))
 def test_the_fields_of_a_preset_alone_say_the_same(name, monkeypatch):
-    monkeypatch.setattr(module, "_named", lambda recipe, config: recipe)
+    monkeypatch.setattr(module, "_named", lambda request, config: request.recipe)
     preset = as_quark_writes(PRESETS[name])
     recipe = translate(QuantizationConfig(**PRESET_FIELDS[name])).recipe
     if name in OTHER_METHOD:
@@ -66,6 +66,33 @@ def test_a_script_gets_the_tensors_that_quark_writes():
     config = get_default_config("A8W8")
     config.per_channel = True
     assert translate(config).recipe.weights == IntegerFormat("int8", granularity="per_channel")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"enable_npu_cnn": True},  # it is for that device already
+        {"subgraphs_to_exclude": [(["a"], ["b"])]},
+        {"extra_options": {"TmpDir": "there", "UseRandomData": True}},
+        {"extra_options": {"ConvertOpsetVersion": 21}},
+    ],
+)
+def test_what_changes_no_numbers_leaves_a_preset_its_method(changed):
+    config = get_default_config("A8W8")
+    changed = {**changed, "extra_options": {**config.extra_options, **changed.get("extra_options", {})}}
+    recipe = translate(dataclasses.replace(config, **changed)).recipe
+    assert recipe.replace(overrides=(), opset=None) == as_quark_writes(PRESETS["A8W8"])
+    assert len(recipe.overrides) == ("subgraphs_to_exclude" in changed)
+    assert recipe.opset == changed["extra_options"].get("ConvertOpsetVersion")
+
+
+def test_a_configuration_that_says_minmax_itself_keeps_it():
+    options = {"ActivationSymmetric": True, "AlignConcat": True, "AlignSlice": False}
+    recipe = translate(QuantizationConfig(calibrate_method=CalibrationMethod.MinMax, extra_options=options)).recipe
+    assert recipe.method == MinMax()
+    config = get_default_config("A8W8")
+    config.include_cle = False
+    assert translate(config).recipe.method == MinMax()
 
 
 def test_every_preset_has_its_fields():

@@ -165,6 +165,41 @@ def test_a_weight_of_several_layers():
     assert noise_db(run(proto, {"x": x})["y"], got) > 25
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_entries_of_a_table_have_a_scale_each(weights, axis):
+    w = normal(12, 12) * np.float32(2) ** np.arange(-6, 6, dtype=np.float32).reshape(-1, 1)
+    w = np.ascontiguousarray(w if axis == 0 else w.T)
+    inputs = [info("x", (2, 3), onnx.TensorProto.INT64)]
+    proto = build([node("Gather", "w x", "y", axis=axis)], "y", {"w": w}, inputs=inputs)
+    x = np.array([[0, 11, 5], [7, 7, 1]])
+    report = quantized(proto, x, weights=WEIGHTS[weights])
+    onnx.checker.check_model(report.model, full_check=True)
+    entries = np.abs(w).max(1 if axis == 0 else 0, keepdims=True)
+    error = np.abs(run(report.model, {"x": x})["y"] - np.take(w, x, axis))
+    assert (error <= np.take(entries, x, axis) / 127 / 2 * 1.001).all()
+    assert operators(report.model) == ["Gather", "DequantizeLinear", "Gather", "Mul"]
+    stored = {tensor.data_type for tensor in report.model.graph.initializer if tensor.dims == [12, 12]}
+    assert stored <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
+
+
+def test_a_table_that_is_read_twice_is_stored_once():
+    nodes = [node("Gather", "w x", "a"), node("Gather", "w z", "b"), node("Add", "a b", "y")]
+    index = onnx.TensorProto.INT64
+    proto = build(nodes, "y", {"w": normal(64, 64)}, inputs=[info("x", (3,), index), info("z", (3,), index)])
+    feeds = {"x": np.array([1, 2, 3]), "z": np.array([60, 3, 3])}
+    report = detent.quantize(proto, None, [feeds], DYNAMIC)
+    assert report.bytes_after < 64 * 64 + 64 * 4 + 1500
+    assert noise_db(run(proto, feeds)["y"], run(report.model, feeds)["y"]) > 35
+
+
+def test_what_gather_picks_from_an_activation_stays_float():
+    nodes = [node("MatMul", "x w", "a"), node("Gather", "a i", "y", axis=1)]
+    proto = build(nodes, "y", {"w": normal(8, 6), "i": np.array([0, 3])}, inputs=[info("x", (4, 8))])
+    report = quantized(proto, normal(4, 8))
+    assert {one.node: one.reason for one in report.nodes}["gather_y"] == "what it picks from is not constant"
+
+
 def test_layers_that_stay_float_and_why():
     nodes = [
         node("MatMul", "x w", "a"),

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -45,7 +45,7 @@ from detent.numerics.formats import is_integer
 from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
-from detent.recipe.recipe import LAYERS
+from detent.recipe.recipe import DYNAMIC_OPERATORS, LAYERS
 
 if TYPE_CHECKING:
     from detent.results.quantized import Report
@@ -274,6 +274,7 @@ def _quantize(
     result = report.model
     if later and result is not None:
         result = _converted(result, request.conversions, None if output is None else Path(output))
+        report = replace(report, output=None if output is None else str(output))  # it was made in memory
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
     if request.summary:
@@ -329,6 +330,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "postprocessing": request.postprocessing,
         "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with every sample
+        "resume": not hasattr(data, "get_next"),  # what a reader gives next time nobody knows
     }
     recipe = request.recipe
     recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
@@ -443,8 +445,12 @@ def _left_to_onnxruntime(request: Request, model: ModelLike) -> str:
     nodes = list(graph.all_nodes())
     if request.subgraphs and any(node.graph is not graph and node.op_type in LAYERS for node in nodes):
         return "EnableSubgraph=True: layers inside If, Loop or Scan"
-    layers = any(node.op_type in LAYERS for node in nodes)
-    found = "" if layers else next((node.op_type for node in nodes if node.op_type in _RECURRENT), "")
+    operators = request.recipe.operators
+    wanted = _RECURRENT if operators == DYNAMIC_OPERATORS else set(_RECURRENT).intersection(operators)
+    if any(node.op_type in LAYERS for node in nodes):
+        # Of the others the layers inside are quantized; an LSTM would stay float, and most of some models is one.
+        wanted, nodes = {"LSTM"}.intersection(wanted), list(graph)
+    found = next((node.op_type for node in nodes if node.op_type in wanted), "")
     return f"quantize_dynamic: layers that are {found}" if found else ""
 
 
@@ -459,7 +465,7 @@ def _by_onnxruntime(request: Request, model: ModelLike, output: str | Path | Non
     own = original("onnxruntime.quantization")
     weights = request.recipe.weights
     assert is_integer(weights), "dynamic operators have integer weights"
-    usual = request.recipe.operators == detent.find_recipe("UINT8_DYNAMIC_QUANT").operators
+    usual = request.recipe.operators == DYNAMIC_OPERATORS
     with TemporaryDirectory() as folder:
         written = Path(folder, "model.onnx") if output is None else Path(output)
         own.quantize_dynamic(

@@ -117,8 +117,9 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
         return made
     public = not name.startswith("_")
     # What the other tools have of onnxruntime's quantizer, they have from there.
-    owner = theirs if theirs_of(theirs, {_QUANTIZER: ""}) is not None else f"{_QUANTIZER}.quant_utils"
-    if public and hasattr(original(owner), name):
+    own = theirs_of(theirs, {_QUANTIZER: ""}) is not None
+    owner = theirs if own else f"{_QUANTIZER}.quant_utils"
+    if (public or (own and not name.startswith("__"))) and hasattr(original(owner), name):
         return getattr(original(owner), name)
     if public and (theirs in INSIDES or theirs not in MODULES):
         return Unsupported(f"{theirs}.{name}", _PART)

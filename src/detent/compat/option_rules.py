@@ -122,6 +122,8 @@ def switch(request: Request, wanted: bool, steps: Sequence[str]) -> Request:
     else:
         without += [step for step in steps if step in usual]
     if not set(also) - set(recipe.also) <= set(OPTIONAL):
+        if recipe.target == "npu-float-scale":
+            raise NoEffect("it is for the device with power-of-two scales, which PowerOfTwoMethod chooses.")
         raise NoEffect(
             f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float scales, "
             "choose a target that does."
@@ -139,6 +141,8 @@ def symmetric(request: Request, wanted: bool, role: str) -> Request:
         return request  # floats and blocks are always symmetric around zero
     if fmt.power_of_two and not wanted:
         raise NoEffect("power-of-two scales have a fixed zero point.")
+    if request.recipe.dynamic and role == "activations" and wanted:
+        raise NoEffect("dynamic operators find the zero points of activations while the model runs.")
     return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})
 
 

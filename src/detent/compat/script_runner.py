@@ -166,14 +166,16 @@ def run(context: typer.Context) -> None:
 
 @contextmanager
 def _notes_shown() -> Iterator[None]:
-    """Show notes on the script as lines of their own, without the place in Detent that they come from."""
-    show = warnings.showwarning
+    """Show notes and warnings of Detent as lines of their own, without the place in Detent that they come from."""
+    show, inside = warnings.showwarning, Path(__file__).parents[1]
 
-    def as_note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def as_note(message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any) -> None:
         if issubclass(category, ScriptNote):
             sys.stderr.write(f"Note: {message}\n")
+        elif issubclass(category, UserWarning) and Path(filename).is_relative_to(inside):
+            sys.stderr.write(f"Warning: {message}\n")
         else:
-            show(message, category, *place, **more)
+            show(message, category, filename, *place, **more)
 
     with warnings.catch_warnings():
         warnings.showwarning = as_note

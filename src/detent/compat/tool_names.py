@@ -93,6 +93,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "onnxruntime.quantization.calibrate": {"enums": "CalibrationMethod", "readers": "CalibrationDataReader"},
     "onnxruntime.quantization.preprocess": {"tools": "main=preprocess quant_pre_process"},
+    "onnxruntime.quantization.qdq_loss_debug": {"tools": "create_activation_matching"},
     "onnxruntime.quantization.quant_utils": {"enums": "QuantFormat QuantType"},
     "onnxruntime.quantization.quantize": {"entry_points": _ONNXRUNTIME_FUNCTIONS},
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},

@@ -31,6 +31,7 @@ import detent
 from detent.comparison.folders import compare_folders
 from detent.compat.configs import get_default_config
 from detent.compat.entry_points import ModelQuantizer, move_tensors_out
+from detent.compat.finder import original
 from detent.compat.option_rows import note
 from detent.compat.option_rules import parse_shapes
 from detent.convert import convert
@@ -422,3 +423,16 @@ def _truth(text: str) -> bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except KeyError:
         raise argparse.ArgumentTypeError(f"'{text}' is neither True nor False") from None
+
+
+def create_activation_matching(
+    qdq_activations: Mapping[str, Any], float_activations: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Pair the activations of both models as onnxruntime does, without those that preparing added to the quantized one.
+
+    Its `compute_activation_error` ends with a KeyError where the float model has no value of that name.
+    """
+    found = original("onnxruntime.quantization.qdq_loss_debug").create_activation_matching(
+        qdq_activations, float_activations
+    )
+    return {name: values for name, values in found.items() if not float_activations or "float" in values}

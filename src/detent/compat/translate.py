@@ -8,8 +8,8 @@
     biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
     accuracy        channels are equalized unless include_cle=False, and biases corrected
 
-What has the very values of one of Quark's presets is Detent's preset of that name, with the tensors laid out as Quark's
-preset has them: one scale for each weight, 8 bits for all activations of A8W8.
+What has the very values of one of Quark's presets, or amounts to the same, is Detent's preset of that name, with the
+tensors laid out as Quark's preset has them: one scale for each weight, 8 bits for all activations of A8W8.
 
 Quark's newer QConfig becomes the older configuration that it stands for, and its layers become overrides:
 
@@ -24,14 +24,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import SCALES, TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
-from detent.compat.option_rows import apply_rows, boolean, honoured, note, noted
+from detent.compat.option_rows import ScriptNote, apply_rows, boolean, honoured, note, noted
 from detent.compat.option_rules import METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
@@ -44,7 +46,7 @@ from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale
 from detent.numerics.interface import NumberFormat
 from detent.prepare import KeepMeanDims
 from detent.recipe import Override, Recipe
-from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
+from detent.recipe.recipe import DYNAMIC_OPERATORS, PRESETS, OutputFormat
 from detent.refinements import BiasCorrection, QuickRounding
 
 _FORMATS: dict[Any, OutputFormat] = {
@@ -93,6 +95,25 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
 
     With `as_quark` it is what Quark does with it, without accuracy steps of Detent's own.
     """
+    request, older, options = _asked(config)
+    if as_quark:
+        # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
+        relu = () if options.get("QDQKeepRemovableActivations") else (WithoutClippedRelu(),)
+        conversions = (*request.conversions, *relu)
+        percentile = getattr(request.recipe.method, "percentile", None)
+        counts = older.calibrate_method == enums.CalibrationMethod.Percentile and request.is_calibrated
+        if counts and percentile is not None and options.get("CalibTensorRangeSymmetric") is not False:
+            request = request.replace(counted=(int(options.get("NumBins") or QUARK_BINS), percentile))
+        recipe = _as_quark(request.recipe, options)
+        on_cpu = older.quant_format == enums.QuantFormat.QDQ and not (older.enable_npu_cnn or recipe.operators)
+        if on_cpu and not (recipe.all_operators or recipe.dynamic):
+            recipe = recipe.replace(operators=_QDQ_OPERATORS)
+        return request.replace(recipe=recipe, postprocessing="keep", conversions=conversions)
+    return request.replace(recipe=_named(request, older))
+
+
+def _asked(config: AnyConfig) -> tuple[Request, QuantizationConfig, dict[str, Any]]:
+    """Return what fields and options say, the older configuration that they are of, and the options."""
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
@@ -115,21 +136,7 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
         request = request.with_recipe(format="extended-qdq")
     if request.recipe.activations is None and not has_power_of_two_scale(request.recipe.weights):
         request = request.with_recipe(method=MinMax())  # what was said of it is for activations
-    request = request.with_recipe(opset=_sufficient_opset(request.recipe))
-    if as_quark:
-        # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
-        relu = () if options.get("QDQKeepRemovableActivations") else (WithoutClippedRelu(),)
-        conversions = (*request.conversions, *relu)
-        percentile = getattr(request.recipe.method, "percentile", None)
-        counts = older.calibrate_method == enums.CalibrationMethod.Percentile and request.is_calibrated
-        if counts and percentile is not None and options.get("CalibTensorRangeSymmetric") is not False:
-            request = request.replace(counted=(int(options.get("NumBins") or QUARK_BINS), percentile))
-        recipe = _as_quark(request.recipe, options)
-        on_cpu = older.quant_format == enums.QuantFormat.QDQ and not (older.enable_npu_cnn or recipe.operators)
-        if on_cpu and not (recipe.all_operators or recipe.dynamic):
-            recipe = recipe.replace(operators=_QDQ_OPERATORS)
-        return request.replace(recipe=recipe, postprocessing="keep", conversions=conversions)
-    return request.replace(recipe=_named(request.recipe, older))
+    return request.with_recipe(opset=_sufficient_opset(request.recipe)), older, options
 
 
 def _sufficient_opset(recipe: Recipe) -> int | None:
@@ -274,8 +281,7 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
         return tuple(config.op_types_to_quantize)
     if config.enable_npu_transformer:
         return ("MatMul", "Gemm")
-    # onnxruntime has no dynamic ConvTranspose.
-    return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
+    return DYNAMIC_OPERATORS if config.use_dynamic_quant else ()
 
 
 def _excluded(request: Request, config: QuantizationConfig) -> Request:
@@ -324,18 +330,42 @@ _BESIDE_THE_RECIPE = (
 )
 
 
-def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
-    """Return the preset that has the same values, or else the recipe."""
+def _named(request: Request, config: QuantizationConfig) -> Recipe:
+    """Return the preset that has the same values, or that the same comes of, or else the recipe."""
+    recipe = request.recipe
     # By Quark's values first: what it says beside the numbers may become another recipe than the preset.
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
             return as_quark_writes(PRESETS[name])
+    # An option that changes nothing, or single layers, do not make another method of A8W8.
+    for name in PRESET_FIELDS if request.search is None else ():
+        spelled = _spelled(name) if _is_made_from(config, name) else None
+        if spelled is not None and recipe.replace(overrides=(), opset=spelled.opset) == spelled:
+            preset = as_quark_writes(PRESETS[name])
+            return preset.replace(overrides=recipe.overrides, opset=recipe.opset or preset.opset)
     for preset in PRESETS.values():
         for form in (preset, as_quark_writes(preset)):
             if recipe.replace(name=preset.name, description=preset.description) == form:
                 return form
     return recipe
+
+
+def _is_made_from(config: QuantizationConfig, name: str) -> bool:
+    """Return whether all that a preset says is still in a configuration: one that says MinMax itself keeps it."""
+    fields = dict(PRESET_FIELDS[name])
+    options = fields.pop("extra_options", {})
+    unchanged = all(getattr(config, field) == value for field, value in fields.items())
+    return unchanged and options.items() <= (config.extra_options or {}).items()
+
+
+@cache
+def _spelled(name: str) -> Recipe | None:
+    """Return what the fields of a preset say, read as those of any configuration; None if layers are searched for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScriptNote)
+        request = _asked(get_default_config(name))[0]
+    return None if request.search is not None else request.recipe
 
 
 def as_quark_writes(preset: Recipe) -> Recipe:

@@ -13,6 +13,9 @@ In dynamic quantization only weights are stored as integers; activations get the
     codes -> ConvInteger or MatMulInteger (with the codes of the weight) -> Cast -> Mul by both scales -> Add the bias
 
 An activation that several layers read is quantized once. The weight of a Gemm is stored as MatMulInteger reads it.
+A table that Gather reads, as of the embeddings of words, is stored in codes, and what is read from it is decoded:
+
+    table of codes -> Gather -> DequantizeLinear (and Mul by the scales of the entries, if each has its own)
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.output_formats import OUTPUT_FORMATS
@@ -165,9 +169,10 @@ def emit_dynamic(model: ir.Model, plan: Plan) -> None:
     emitter = _DynamicEmitter(GraphWriter(model.graph, Names(model)), plan)
     weights = {site.value: site for site in plan.layout.of_role(Role.WEIGHT)}
     for node in list(model.graph):
-        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        looks_up = node.op_type == "Gather"
+        weight = None if len(node.inputs) < 2 else node.inputs[0 if looks_up else 1]
         if weight is not None and str(weight.name) in weights and plan.layout.quantizes(node):
-            emitter.layer(node, weight)
+            emitter.table(node, weight) if looks_up else emitter.layer(node, weight)
     model.graph.sort()
 
 
@@ -175,6 +180,38 @@ class _DynamicEmitter:
     def __init__(self, writer: GraphWriter, plan: Plan) -> None:
         self._writer, self._plan = writer, plan
         self._quantized: dict[ir.Value, Quantized] = {}
+        self._codes: dict[tuple[tuple[int, ...], bytes], ir.Value] = {}
+
+    def table(self, node: ir.Node, table: ir.Value) -> None:
+        """Let a Gather read codes, and decode what it has read."""
+        name, indices, axis = str(node.name), node.inputs[1], node.attributes.get_int("axis", 0)
+        array, params = constant(table), self._plan.integers(str(table.name))
+        assert array is not None and indices is not None, f"the table '{table.name}' is not constant"
+        codes = self._store_once(f"{table.name}_quantized", params.encode(array).astype(params.format.dtype))
+        read = self._append(node, "Gather", [codes, indices], f"{name}/codes", axis=axis)
+        read.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(params.format.dtype)))
+        # With a scale for each entry all zero points are alike.
+        zero_point = params.zero_point.astype(params.format.dtype).reshape(-1)[0]
+        own = params.axis is not None
+        scale = np.asarray(1 if own else params.scale, np.float32).reshape(())
+        decoding = [self._writer.constant(f"{table.name}_step", scale)]
+        decoding.append(self._writer.constant(f"{table.name}_zero_point", np.asarray(zero_point)))
+        result = self._append(node, "DequantizeLinear", [read, *decoding], f"{name}/decoded")
+        if own:
+            shape = [1] * array.ndim
+            shape[axis] = -1
+            scales = self._store_once(f"{table.name}_scale", params.scale.astype(np.float32).reshape(shape))
+            read = self._append(node, "Gather", [scales, indices], f"{name}/scales", axis=axis)
+            result = self._append(node, "Mul", [result, read], f"{name}/scaled")
+        take_over(node.outputs[0], result)
+        remove_node(self._writer.graph, node)
+
+    def _store_once(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """Add a constant, unless there is one of these numbers already: preparing gave each reader its own table."""
+        key = array.shape, hashlib.sha256(array.tobytes()).digest()
+        if key not in self._codes:
+            self._codes[key] = self._writer.constant(name, array)
+        return self._codes[key]
 
     def layer(self, node: ir.Node, weight: ir.Value) -> None:
         """Replace one layer by integer operators."""

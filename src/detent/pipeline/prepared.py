@@ -303,7 +303,7 @@ def _without_learning(job: Job, layout: Layout) -> tuple[Job, tuple[str, ...]]:
     if job.calibration is not None or not job.recipe.learns or _needs_statistics(layout):
         return job, ()
     name = "The search for ranges" if refinement is None else type(refinement).__name__
-    warning = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
+    warning = f"{name} was left out: it needs data, which the rest of the recipe does not. Give some (--calib)."
     return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), (warning,)
 
 

@@ -45,7 +45,7 @@ from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, find_signals, left_float
 from detent.prepare.affine import read_batchnorm
 from detent.recipe import Recipe
-from detent.recipe.recipe import FUSED_ACTIVATIONS
+from detent.recipe.recipe import DYNAMIC_OPERATORS, FUSED_ACTIVATIONS, LAYERS
 
 REASON = "part of a norm by the root of a mean of squares, which is computed in float from its input to its result"
 
@@ -124,9 +124,6 @@ def _products_after(product: ir.Node) -> list[ir.Node]:
     if not _multiplies_by_constant(product):
         return []
     return [each for each in product.outputs[0].consumers() if is_standard(each, "Mul")]
-
-
-DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul")
 
 
 class Role(Enum):
@@ -355,8 +352,10 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
 
 
 def _reason_not_dynamic(node: ir.Node) -> str | None:
+    if node.op_type == "Gather":
+        return None if is_constant(node.inputs[0]) else "what it picks from is not constant"
     if node.op_type not in DYNAMIC_OPERATORS:
-        return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
+        return "only Conv, Gemm and MatMul have integer operators for scales that are found at run time"
     if not is_constant(node.inputs[1]):
         return "its weight is not constant"
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
@@ -405,7 +404,7 @@ def _site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Iterato
     if role is not Role.ACTIVATION:
         array = constant(value)
         if array is not None and not all_finite(array):
-            if node.op_type not in (*DYNAMIC_OPERATORS, "ConvTranspose") and not np.isnan(array).any():
+            if node.op_type not in LAYERS and not np.isnan(array).any():
                 return  # infinity to compare with, or to choose
             raise ModelError(
                 f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer stands for. "

@@ -126,6 +126,10 @@ def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe, became: B
     dynamic = {"activations": None, "weights": recipe.weights, "biases": None}
     everywhere: NodeFormats = dynamic if recipe.dynamic else recipe.formats
     formats = {str(node.name): everywhere for node in model.graph}
+    if recipe.dynamic and is_integer(recipe.weights):
+        # The entries of a table are read one by one: no operator minds a scale for each, and rare words need it.
+        table = {**dynamic, "weights": recipe.weights.replace(symmetric=True, granularity="per_channel")}
+        formats |= {str(node.name): table for node in model.graph if node.op_type == "Gather"}
     for override in recipe.overrides:
         if not override.leave_float:
             part = nodes_of(override, model.graph, became)

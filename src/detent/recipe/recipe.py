@@ -222,6 +222,8 @@ ADAROUND = AdaRound(samples=1000, batch=128, early_stop=True)
 ADAQUANT = AdaQuant(samples=1000, batch=128, early_stop=True)
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# What has an operator for scales that are found at run time, and the tables of Gather, which need none.
+DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul", "Gather")
 BFLOAT16 = FloatFormat("bfloat16")
 
 # Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in any
@@ -347,9 +349,7 @@ def _cpu() -> Iterator[Recipe]:
         loose["uint8"],
         uint8,
         MinMax(),
-    ).replace(
-        dynamic=True, equalize=None, refinement=None, products_of_activations=False, operators=LAYERS[:1] + LAYERS[2:]
-    )
+    ).replace(dynamic=True, equalize=None, refinement=None, products_of_activations=False, operators=DYNAMIC_OPERATORS)
     yield _integers(
         "MATMUL_NBITS",
         "4-bit weights of MatMul, a scale for each 128; activations stay float; for language models",

@@ -112,7 +112,7 @@ def _next(report: Report) -> str:
     judgement = report.judgement
     calibration = report.calibration
     if judgement is None or (calibration is not None and calibration.random):
-        return "Next: the same with real, varied data in --calib."
+        return "Next: the same with real, varied data (--calib)."
     if calibration is not None and calibration.findings:
         return "Next: mend the data first, as the warning about it says."
     flags = [] if calibration is None else calibration.flags

@@ -318,9 +318,9 @@ def warnings_for(report: Report) -> list[str]:
         found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
     if report.calibration is not None and report.calibration.random:
         found.append(
-            "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
+            "Calibrated with random data: the file has the right form, its accuracy is not real. Give data (--calib)."
             if report.calibration.samples
-            else "Measured on random data, so how close it is to float is not real. Give --calib."
+            else "Measured on random data, so how close it is to float is not real. Give data (--calib)."
         )
     hard = hardened(report)
     if hard:
@@ -341,7 +341,7 @@ def hardened(report: Report) -> list[str]:
 
 def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
     if fidelity is None:
-        return ["Not measured: there was no data. Give --calib beside --stats to see how close the result is to float."]
+        return ["Not measured: there was no data. Give some (--calib) to see how close the result is to float."]
     found = []
     if fidelity.resized:
         found.append(f"The shape of '{fidelity.resized[0]}' depends on the data and changed: it could not be compared.")
