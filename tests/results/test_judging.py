@@ -97,10 +97,20 @@ def test_small_numbers_that_die_are_broken(task):
     assert judge(fidelity(0.0, silent={"y0": 0.004}, agreement=figures)).level == "broken"
 
 
+def test_maps_of_detections_are_not_broken_by_their_background():
+    """What is read as boxes is judged by boxes, but a map that is mostly noise is not close."""
+    kept = fidelity(2.0, 30.0, agreement=answers("detect", 0.0, (0.0, 0.0), confident=1.0))
+    assert judge(kept).level == "unclear" and "'y0'" in judge(kept).reason and not dead_parts(kept)
+    lost = fidelity(2.0, 30.0, agreement=answers("detect", 0.2, (0.15, 0.25), confident=1.0))
+    assert judge(lost).level == "worse"
+    unsure = fidelity(2.0, 30.0, agreement=answers("detect", 0.0, (0.0, 0.0), confident=0.0))
+    assert judge(unsure).level == "broken"
+
+
 @pytest.mark.parametrize("task", ["segment", "detect"])
 def test_a_dead_output_is_never_close_whatever_the_answers_say(task):
     agree = answers(task, 0.0, (0.0, 0.0), confident=1.0)
-    dead = fidelity(0.0, 30.0, agreement=agree)
+    dead = fidelity(0.0, 30.0, silent={"y0": 0.9}, agreement=agree)
     assert judge(dead).level == "broken" and "'y0'" in judge(dead).reason and len(dead_parts(dead)) == 1
     # A score map that is 0 throughout, and in which float itself is sure of nothing, was not exercised.
     unseen = fidelity(0.0, 30.0, silent={"y0": 0.02}, agreement=agree)

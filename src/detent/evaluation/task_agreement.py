@@ -82,7 +82,7 @@ class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
     `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
-    `heads` are the outputs of a classifier or tagger that hold answers, if they are known.
+    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known.
     """
 
     task: Task

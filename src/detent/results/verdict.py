@@ -132,8 +132,10 @@ def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tup
     found = _by_task(fidelity.agreement)
     numbers = {name: outputs[name] for name in fidelity.numbers if name in outputs}
     blurred = [name for name in fidelity.beside if name in outputs and outputs[name].sqnr_db < WORSE_DETECTIONS_DB]
-    if blurred:
+    if blurred and _counts_order(fidelity):
         found = _worst(found, ("unclear", f"output '{blurred[0]}' has an SQNR of {outputs[blurred[0]].sqnr_db:.1f} dB"))
+    for name in _noisy_maps(fidelity):
+        found = _worst(found, ("unclear", f"{found[1]}; output '{name}' has an SQNR of {outputs[name].sqnr_db:.1f} dB"))
     if not numbers:
         return found
     sqnr, name = min(_noise(fidelity, numbers))
@@ -241,12 +243,25 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
     """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    judged = fidelity.beside if _counts_order(fidelity) else fidelity.outputs
+    judged = fidelity.beside if _counts_order(fidelity) else {*fidelity.outputs} - {*_noisy_maps(fidelity)}
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"
         for name, close in fidelity.outputs.items()
         if name in judged and name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
     ]
+
+
+def _noisy_maps(fidelity: Fidelity) -> list[str]:
+    """Return the outputs that are noise by their numbers, while detections that are read from them tell more.
+
+    Most numbers of score maps are background, which is no answer: an offset there is all of the noise. But they are not
+    close either, since a map that few samples exercise may be lost among the others.
+    """
+    agreement = fidelity.agreement
+    if agreement is None or agreement.task != "detect" or not agreement.figures.get("confident", 1.0):
+        return []
+    read = [name for name in fidelity.outputs if name not in {*fidelity.beside, *fidelity.parts, *fidelity.silent}]
+    return [name for name in read if fidelity.outputs[name].sqnr_db < DEAD_DB]
 
 
 def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:

@@ -140,13 +140,17 @@ def find_task(
 
 
 def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
-    """Return the outputs that hold answers of a classifier or tagger, and of which kind; empty for other tasks.
+    """Return the outputs that hold answers of a classifier, tagger or detector, and of which kind; else empty.
 
     The task is right about rows whose ending says otherwise: who names it knows how the model is used.
     """
+    known = _shapes(graph, shapes)
+    if task is Task.DETECT:
+        head = recognise_head(known, image_size(graph) or (640, 640))
+        return {} if head is None else dict.fromkeys(head.outputs, "objects")
     if task not in (Task.CLASSIFY, Task.TAG):
         return {}
-    found = score_rows(graph, _shapes(graph, shapes))
+    found = score_rows(graph, known)
     own: HeadKind = "tags" if task is Task.TAG else "classes"
     if own in found.values():
         return found
