@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -196,3 +197,10 @@ def test_tags_that_float_does_not_see_tell_nothing():
     unsure = answers("tag", 0.5, (0.4, 0.6), confident=0.0)
     assert judge(fidelity(1.0, agreement=unsure)).level == "unclear"
     assert judge(fidelity(1.0, agreement=answers("tag", 0.0, (0.0, 0.01), confident=1.0))).level == "close"
+
+
+def test_infinities_inside_are_judged_by_the_outputs():
+    """A mask of minus infinity may fall elsewhere: Closeness has no other figure for that than minus infinity."""
+    wild = replace(fidelity(40.0), tensors={"mask": Closeness(-math.inf, 0.0, 0.0)})
+    assert judge(wild).level == "close"
+    assert judge(fidelity(-math.inf)).level == "broken"

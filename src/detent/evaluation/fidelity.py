@@ -483,7 +483,9 @@ def shown_parts(purpose: Purpose, outputs: Mapping[str, npt.NDArray[Any]]) -> di
     """Return the parts that the sizes of the columns of outputs show, if their task divides them so."""
     if purpose.task not in DIVIDED_BY_SIZE:
         return {}
-    return {name: shown for name, array in outputs.items() if (shown := parts_by_size([array]))}
+    # One number is no size of a column: of a row of frames, or of samples of a sound, any may be near 0.
+    several = {name: array for name, array in outputs.items() if array.ndim > 2 or len(np.atleast_1d(array)) > 1}
+    return {name: shown for name, array in several.items() if (shown := parts_by_size([array]))}
 
 
 def _fidelity(

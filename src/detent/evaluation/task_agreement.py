@@ -499,7 +499,10 @@ def _imaged(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
 
 
 def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    arrays = {name: array for name, array in expected.items() if array.dtype.kind == "f" and array.ndim}
+    # A number without an axis is that of the one sample.
+    arrays = {
+        name: array for name, array in expected.items() if array.dtype.kind == "f" and (array.ndim or samples == 1)
+    }
     rows = {name: len(array) if array.shape[:1] == (samples,) else 0 for name, array in arrays.items()}
     if samples > 1 and not all(rows.values()):
         raise ValueError("the rows of an output are not those of the samples")

@@ -108,9 +108,10 @@ def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list
 def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     faint = _faint(fidelity)
     measured = {name: close for name, close in fidelity.outputs.items() if name not in faint}
-    everything = [*measured.values(), *fidelity.tensors.values()]
-    if any(close.sqnr_db == -math.inf for close in everything):
-        return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
+    # Inside, infinities are also masks, which float has at other places: what they do to the answers is in the outputs.
+    wild = [name for name, close in measured.items() if close.sqnr_db == -math.inf]
+    if wild:
+        return "broken", f"output '{wild[0]}' of the quantized model is NaN or infinite, or not zero where it should be"
     dead = [] if _counts_order(fidelity) else [_dead_text(*each) for each in _dead(fidelity)]
     dead += _dead_outputs(fidelity)
     if dead:
