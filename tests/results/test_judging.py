@@ -204,3 +204,10 @@ def test_infinities_inside_are_judged_by_the_outputs():
     wild = replace(fidelity(40.0), tensors={"mask": Closeness(-math.inf, 0.0, 0.0)})
     assert judge(wild).level == "close"
     assert judge(fidelity(-math.inf)).level == "broken"
+
+
+def test_answers_of_another_length_are_not_close():
+    """The noise is that of the answers that kept their shape: with few of them it says little."""
+    for reshaped, level in ((0, "close"), (3, "unclear"), (12, "worse")):
+        judged = judge(replace(fidelity(40.0), resized=["y0"] if reshaped else [], reshaped=reshaped))
+        assert judged.level == level and (not reshaped or f"{reshaped} of 16" in judged.reason)

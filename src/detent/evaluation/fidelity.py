@@ -516,6 +516,7 @@ def _fidelity(
         samples=samples,
         same_top1=same,
         resized=sorted({name for each in looked for name in each.resized}),
+        reshaped=sum(each.samples for each in looked if not set(outputs).isdisjoint(each.resized)),
         silent={
             name: totals[name].peak
             for name in outputs

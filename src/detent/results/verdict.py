@@ -44,6 +44,7 @@ CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 CLOSE_SPREAD, WORSE_SPREAD, BROKEN_SPREAD = 0.3, 0.6, 1.0  # 0.3: nine tenths of the variance is explained
 DEAD_DB = 3.0  # half of the output is noise
 APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
+MOST_RESHAPED = 0.5  # of the answers may have other rows, such as a faint object more, before that is a loss
 UNSURE_SCORE = 0.25  # A score that users do not show
 
 # A part of an output that is never larger than this in float was not exercised by the data; nor were scores that are
@@ -127,7 +128,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
 
 def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     if fidelity.agreement is None:
-        return _by_noise(fidelity, outputs)
+        return _worst(_by_noise(fidelity, outputs), _by_shape(fidelity))
     if fidelity.agreement.task == "regress":
         return _worst(_by_noise(fidelity, outputs), _by_spread(fidelity.agreement))
     found = _by_task(fidelity.agreement)
@@ -196,6 +197,14 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
 def worst_sqnr(fidelity: Fidelity) -> float | None:
     """Return the SQNR of the worst part of all outputs; None if none could be compared."""
     return min((sqnr for sqnr, _ in _noise(fidelity, dict(fidelity.outputs))), default=None)
+
+
+def _by_shape(fidelity: Fidelity) -> tuple[Level, str]:
+    """Judge by how many answers still have as many rows: the noise is that of the others alone."""
+    if not fidelity.reshaped:
+        return "close", ""
+    reason = f"in {fidelity.reshaped} of {fidelity.samples} samples the answer has another shape than float's"
+    return "worse" if fidelity.reshaped > MOST_RESHAPED * fidelity.samples else "unclear", reason
 
 
 def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
