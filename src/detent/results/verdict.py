@@ -340,7 +340,9 @@ def warnings_for(report: Report) -> list[str]:
         found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
     found += _measured_warnings(report.fidelity, report.in_sample)
     if any(change.by == "HalfToFloat" for change in report.changes):
-        found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
+        found.append(
+            "The model holds float16: it was converted to float32, as were inputs and outputs that were float16."
+        )
     if report.calibration is not None and report.calibration.random:
         found.append(
             "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
