@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
-from detent.evaluation.fidelity import NoiseSums, measure_fidelity
+from detent.evaluation.fidelity import NoiseSums, measure_fidelity, shown_parts
 from detent.evaluation.task_agreement import Purpose
 from detent.graph.load import load
 from detent.graph.session import Runner
@@ -134,5 +134,12 @@ def test_shapes_that_depend_on_data_are_left_out_and_named():
         return model
 
     found = measured(picking("Abs"), picking("Relu"), [np.array([[1, -1, 2, 3]], np.float32)])
-    assert found.resized == ["y"]
+    assert found.resized == ["y"] and found.reshaped == found.samples
     assert found.outputs == {}
+
+
+def test_only_short_rows_have_columns_of_different_meaning():
+    """A sound's first frame may be silent; a box beside its score is not."""
+    numbers = Purpose(Task.REGRESS, "by test")
+    assert not shown_parts(numbers, {"y": np.array([[1e-4] + [1.0] * 99], np.float32)})
+    assert len(shown_parts(numbers, {"y": np.array([[300.0, 200.0, 0.1]], np.float32)})["y"]) == 2

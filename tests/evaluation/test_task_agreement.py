@@ -272,3 +272,13 @@ def test_statistics():
     assert 0.35 < low < 0.5 < high < 0.65
     assert spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 9.0])) == pytest.approx(1.0)
     assert spearman(np.array([1.0, 2.0, 3.0]), np.ones(3)) == 0.0
+
+
+def test_a_number_without_an_axis_is_that_of_its_sample():
+    """Each sample is an inference of its own: 1, 2, 3, 4, each a half too large."""
+    purpose = Purpose(Task.REGRESS, "")
+    answers = []
+    for number in (1.0, 2.0, 3.0, 4.0):
+        answers += compare_answers(purpose, {"y": np.float32(number)}, {"y": np.float32(number + 0.5)}, 1)
+    found = summarize_answers(purpose, answers * 2)
+    assert found is not None and found.figures["error_of_spread"] == pytest.approx(0.5 / np.std([1, 2, 3, 4]))

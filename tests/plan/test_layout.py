@@ -336,3 +336,20 @@ def test_a_weight_that_is_not_finite(bad, name, role):
     with pytest.raises(ModelError, match=f"{role} '{name}' of node 'conv_v'"):
         laid_out(proto)
     assert sites(proto, Selection(exclude=("conv_v",))) == {"x": "activation", "y": "activation"}
+
+
+def test_what_moves_data_among_float_nodes_stays_float():
+    """Before an excluded node a Transpose of the input would round what nothing else rounds."""
+    nodes = [
+        node("Transpose", "x", "a", perm=[0, 1, 3, 2]),
+        node("Transpose", "a", "b", perm=[0, 1, 3, 2]),
+        node("Sigmoid", "b", "s"),
+        node("Transpose", "s", "t", perm=[0, 1, 3, 2]),
+        node("Conv", "t w", "y"),
+    ]
+    proto = build(nodes, "y", W, [X])
+    names = [each.name for each in proto.graph.node]
+    left = decisions(proto, Selection(exclude=(names[2],)))
+    assert {left[names[0]], left[names[1]]} == {"moves data from float nodes to float nodes"}
+    assert left[names[3]] == left[names[4]] == "quantized"  # its values are on the grid of the Conv's input
+    assert set(decisions(proto).values()) == {"quantized"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -97,10 +98,20 @@ def test_small_numbers_that_die_are_broken(task):
     assert judge(fidelity(0.0, silent={"y0": 0.004}, agreement=figures)).level == "broken"
 
 
+def test_maps_of_detections_are_not_broken_by_their_background():
+    """What is read as boxes is judged by boxes, but a map that is mostly noise is not close."""
+    kept = fidelity(2.0, 30.0, agreement=answers("detect", 0.0, (0.0, 0.0), confident=1.0))
+    assert judge(kept).level == "unclear" and "'y0'" in judge(kept).reason and not dead_parts(kept)
+    lost = fidelity(2.0, 30.0, agreement=answers("detect", 0.2, (0.15, 0.25), confident=1.0))
+    assert judge(lost).level == "worse"
+    unsure = fidelity(2.0, 30.0, agreement=answers("detect", 0.0, (0.0, 0.0), confident=0.0))
+    assert judge(unsure).level == "broken"
+
+
 @pytest.mark.parametrize("task", ["segment", "detect"])
 def test_a_dead_output_is_never_close_whatever_the_answers_say(task):
     agree = answers(task, 0.0, (0.0, 0.0), confident=1.0)
-    dead = fidelity(0.0, 30.0, agreement=agree)
+    dead = fidelity(0.0, 30.0, silent={"y0": 0.9}, agreement=agree)
     assert judge(dead).level == "broken" and "'y0'" in judge(dead).reason and len(dead_parts(dead)) == 1
     # A score map that is 0 throughout, and in which float itself is sure of nothing, was not exercised.
     unseen = fidelity(0.0, 30.0, silent={"y0": 0.02}, agreement=agree)
@@ -186,3 +197,17 @@ def test_tags_that_float_does_not_see_tell_nothing():
     unsure = answers("tag", 0.5, (0.4, 0.6), confident=0.0)
     assert judge(fidelity(1.0, agreement=unsure)).level == "unclear"
     assert judge(fidelity(1.0, agreement=answers("tag", 0.0, (0.0, 0.01), confident=1.0))).level == "close"
+
+
+def test_infinities_inside_are_judged_by_the_outputs():
+    """A mask of minus infinity may fall elsewhere: Closeness has no other figure for that than minus infinity."""
+    wild = replace(fidelity(40.0), tensors={"mask": Closeness(-math.inf, 0.0, 0.0)})
+    assert judge(wild).level == "close"
+    assert judge(fidelity(-math.inf)).level == "broken"
+
+
+def test_answers_of_another_length_are_not_close():
+    """The noise is that of the answers that kept their shape: with few of them it says little."""
+    for reshaped, level in ((0, "close"), (3, "unclear"), (12, "worse")):
+        judged = judge(replace(fidelity(40.0), resized=["y0"] if reshaped else [], reshaped=reshaped))
+        assert judged.level == level and (not reshaped or f"{reshaped} of 16" in judged.reason)

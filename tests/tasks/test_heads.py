@@ -117,3 +117,45 @@ def test_other_outputs_are_no_detections(shape):
 def test_cells_of_an_image():
     assert anchors_of((640, 640))[8400] == (8, 16, 32)
     assert anchors_of((416, 416))[3549] == (8, 16, 32)
+
+
+def grids(columns, batch=(1,), anchors=1, fill=0.0):
+    """Outputs of three grids, one for each number of columns."""
+    cells = (8 * 12, 4 * 6, 2 * 3)
+    return {
+        f"{kind}{level}": np.full((*batch, count * anchors, kind), fill, np.float32)
+        for kind in columns
+        for level, count in enumerate(cells)
+    }
+
+
+def test_distances_of_each_grid_in_strides():
+    """Cell 7 of stride 16 is column 1 of row 1, so its centre is (24, 24)."""
+    outputs = grids((1, 4, 10), batch=(), anchors=2)
+    outputs["11"][14], outputs["41"][14] = 0.75, np.array([14.0, 4.0, 6.0, 36.0]) / 16
+    head = recognise_head(shapes(**outputs), IMAGE)
+    assert head == Head("levels", ("10", "40", "11", "41", "12", "42"), 1, IMAGE)
+    assert only(head, outputs) == (0.75, 0)
+
+
+def test_distributions_of_distances_in_each_grid():
+    """All mass of a side is on one bin; logits of classes become probabilities."""
+    outputs = grids((3, 32), fill=-20.0)
+    outputs["31"][0, 7, 2] = 0.0
+    sides = outputs["321"].reshape(1, 24, 4, 8)
+    for side, distance in enumerate(np.array([14.0, 4.0, 6.0, 36.0]) / 16):
+        low = int(distance)
+        sides[0, 7, side, low], sides[0, 7, side, low + 1] = (
+            np.log(low + 1 - distance + 1e-12),
+            np.log(distance - low + 1e-12),
+        )
+    head = recognise_head(shapes(**outputs), IMAGE)
+    assert (head.layout, head.classes) == ("levels", 3)
+    assert only(head, outputs) == (0.5, 2)
+
+
+def test_offsets_of_anchors_are_no_distances():
+    outputs = grids((3, 4), fill=-0.5)
+    with pytest.raises(ValueError, match="distances"):
+        recognise_head(shapes(**outputs), IMAGE).dense(outputs)
+    assert recognise_head(shapes(**grids((32, 64))), IMAGE) is None  # either may be the boxes

@@ -222,3 +222,12 @@ def test_a_named_task_must_be_possible() -> None:
             find_task(wrong, graph, {})
     with pytest.raises(UsageError, match="classify, tag, sequence, detect"):
         find_task("detekt", graph, {})
+
+
+def test_rows_as_long_as_the_input_are_no_classes():
+    """A pitch for each frame of a sound: how many there are is left open, as is the length of the sound."""
+    sound = info("audio", (1, "samples"))
+    found, _ = recognise_task(as_ir(outputs(("pitch", (1, "frames")), inputs=sound)).graph, {}, {"pitch": (1, 188)})
+    assert found is Task.REGRESS
+    found, _ = recognise_task(as_ir(outputs(("y", (1, 188)), inputs=sound)).graph, {})
+    assert found is Task.CLASSIFY

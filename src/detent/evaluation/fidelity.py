@@ -53,6 +53,7 @@ Doubles = npt.NDArray[np.float64]
 
 PIECE = 1024  # elements: both tensors and the factors stay in the first cache for the second loop
 SUMMED_APART = 128  # elements of a piece with sums of their own, so that additions do not wait for each other
+LONG_ROW = 64  # numbers: rows of columns that mean different things are shorter
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without its sign
 
 
@@ -483,7 +484,9 @@ def shown_parts(purpose: Purpose, outputs: Mapping[str, npt.NDArray[Any]]) -> di
     """Return the parts that the sizes of the columns of outputs show, if their task divides them so."""
     if purpose.task not in DIVIDED_BY_SIZE:
         return {}
-    return {name: shown for name, array in outputs.items() if (shown := parts_by_size([array]))}
+    # One number is hardly a size: of a long row, as of the frames of a sound, any may be near 0.
+    several = {name: array for name, array in outputs.items() if array.ndim > 2 or array.size <= LONG_ROW}
+    return {name: shown for name, array in several.items() if (shown := parts_by_size([array]))}
 
 
 def _fidelity(
@@ -514,6 +517,7 @@ def _fidelity(
         samples=samples,
         same_top1=same,
         resized=sorted({name for each in looked for name in each.resized}),
+        reshaped=sum(each.samples for each in looked if not set(outputs).isdisjoint(each.resized)),
         silent={
             name: totals[name].peak
             for name in outputs

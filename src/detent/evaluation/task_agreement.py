@@ -82,7 +82,7 @@ class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
     `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
-    `heads` are the outputs of a classifier or tagger that hold answers, if they are known.
+    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known.
     """
 
     task: Task
@@ -499,7 +499,10 @@ def _imaged(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
 
 
 def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    arrays = {name: array for name, array in expected.items() if array.dtype.kind == "f" and array.ndim}
+    # A number without an axis is that of the one sample.
+    arrays = {
+        name: array for name, array in expected.items() if array.dtype.kind == "f" and (array.ndim or samples == 1)
+    }
     rows = {name: len(array) if array.shape[:1] == (samples,) else 0 for name, array in arrays.items()}
     if samples > 1 and not all(rows.values()):
         raise ValueError("the rows of an output are not those of the samples")

@@ -262,8 +262,35 @@ def lay_out(
         found = (each.get(name) for each in (left, masks.reasons, norms, signals))
         reason = next(filter(None, found), None) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
+    for node in _moves_among_float(model.graph, decisions):
+        name = str(node.name)
+        decisions[name] = Decision(name, node.op_type, False, "moves data from float nodes to float nodes")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
     return _with_sites(model, Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends))
+
+
+def _moves_among_float(graph: ir.Graph, decisions: Mapping[str, Decision]) -> list[ir.Node]:
+    """Return the nodes that move what float nodes, or the model's inputs, make, to float nodes alone.
+
+    On a grid they would round what nothing else rounds: a Transpose before an excluded LSTM, for instance.
+    """
+
+    def is_quantized(node: ir.Node) -> bool:
+        return str(node.name) in decisions and decisions[str(node.name)].quantized
+
+    nodes = [node for node in graph if is_quantized(node) and operator_of(node).moves_data]
+    to_float: set[ir.Node] = set()
+    for node in reversed(nodes):
+        readers = [use for value in node.outputs for use in value.consumers()]
+        ends = any(value.is_graph_output() for value in node.outputs)
+        if readers and not ends and not any(is_quantized(use) and use not in to_float for use in readers):
+            to_float.add(node)
+    found: list[ir.Node] = []
+    for node in nodes:
+        makers = [maker for value in data_inputs(node) if (maker := value.producer()) is not None]
+        if node in to_float and not any(is_quantized(maker) and maker not in found for maker in makers):
+            found.append(node)
+    return found
 
 
 def leave_float(model: ir.Model, layout: Layout, values: Collection[str], reason: str) -> Layout:

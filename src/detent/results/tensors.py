@@ -113,7 +113,8 @@ class Fidelity:
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
     the outputs are for; `beside` are other outputs than its answers, `numbers` those of them that are a number for each
-    sample. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
+    sample. `counted` of the samples were not held out: they took part in the ranges, and in nothing else. In `reshaped`
+    of the samples an output has another shape than float's.
     """
 
     outputs: Mapping[str, Closeness]
@@ -128,6 +129,7 @@ class Fidelity:
     counted: int = 0
     beside: Sequence[str] = ()
     numbers: Sequence[str] = ()
+    reshaped: int = 0
 
 
 def kind_of_samples(fidelity: Fidelity, *, in_sample: bool) -> str:

@@ -44,6 +44,7 @@ CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 CLOSE_SPREAD, WORSE_SPREAD, BROKEN_SPREAD = 0.3, 0.6, 1.0  # 0.3: nine tenths of the variance is explained
 DEAD_DB = 3.0  # half of the output is noise
 APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
+MOST_RESHAPED = 0.5  # of the answers may have other rows, such as a faint object more, before that is a loss
 UNSURE_SCORE = 0.25  # A score that users do not show
 
 # A part of an output that is never larger than this in float was not exercised by the data; nor were scores that are
@@ -108,9 +109,10 @@ def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list
 def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     faint = _faint(fidelity)
     measured = {name: close for name, close in fidelity.outputs.items() if name not in faint}
-    everything = [*measured.values(), *fidelity.tensors.values()]
-    if any(close.sqnr_db == -math.inf for close in everything):
-        return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
+    # Inside, infinities are also masks, which float has at other places: what they do to the answers is in the outputs.
+    wild = [name for name, close in measured.items() if close.sqnr_db == -math.inf]
+    if wild:
+        return "broken", f"output '{wild[0]}' of the quantized model is NaN or infinite, or not zero where it should be"
     dead = [] if _counts_order(fidelity) else [_dead_text(*each) for each in _dead(fidelity)]
     dead += _dead_outputs(fidelity)
     if dead:
@@ -126,14 +128,16 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
 
 def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     if fidelity.agreement is None:
-        return _by_noise(fidelity, outputs)
+        return _worst(_by_noise(fidelity, outputs), _by_shape(fidelity))
     if fidelity.agreement.task == "regress":
         return _worst(_by_noise(fidelity, outputs), _by_spread(fidelity.agreement))
     found = _by_task(fidelity.agreement)
     numbers = {name: outputs[name] for name in fidelity.numbers if name in outputs}
     blurred = [name for name in fidelity.beside if name in outputs and outputs[name].sqnr_db < WORSE_DETECTIONS_DB]
-    if blurred:
+    if blurred and _counts_order(fidelity):
         found = _worst(found, ("unclear", f"output '{blurred[0]}' has an SQNR of {outputs[blurred[0]].sqnr_db:.1f} dB"))
+    for name in _noisy_maps(fidelity):
+        found = _worst(found, ("unclear", f"{found[1]}; output '{name}' has an SQNR of {outputs[name].sqnr_db:.1f} dB"))
     if not numbers:
         return found
     sqnr, name = min(_noise(fidelity, numbers))
@@ -195,6 +199,14 @@ def worst_sqnr(fidelity: Fidelity) -> float | None:
     return min((sqnr for sqnr, _ in _noise(fidelity, dict(fidelity.outputs))), default=None)
 
 
+def _by_shape(fidelity: Fidelity) -> tuple[Level, str]:
+    """Judge by how many answers still have as many rows: the noise is that of the others alone."""
+    if not fidelity.reshaped:
+        return "close", ""
+    reason = f"in {fidelity.reshaped} of {fidelity.samples} samples the answer has another shape than float's"
+    return "worse" if fidelity.reshaped > MOST_RESHAPED * fidelity.samples else "unclear", reason
+
+
 def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     """Judge by the worst part of all outputs."""
     worst = min(_noise(fidelity, outputs), default=None)
@@ -241,12 +253,25 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
     """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    judged = fidelity.beside if _counts_order(fidelity) else fidelity.outputs
+    judged = fidelity.beside if _counts_order(fidelity) else {*fidelity.outputs} - {*_noisy_maps(fidelity)}
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"
         for name, close in fidelity.outputs.items()
         if name in judged and name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
     ]
+
+
+def _noisy_maps(fidelity: Fidelity) -> list[str]:
+    """Return the outputs that are noise by their numbers, while detections that are read from them tell more.
+
+    Most numbers of score maps are background, which is no answer: an offset there is all of the noise. But they are not
+    close either, since a map that few samples exercise may be lost among the others.
+    """
+    agreement = fidelity.agreement
+    if agreement is None or agreement.task != "detect" or not agreement.figures.get("confident", 1.0):
+        return []
+    read = [name for name in fidelity.outputs if name not in {*fidelity.beside, *fidelity.parts, *fidelity.silent}]
+    return [name for name in read if fidelity.outputs[name].sqnr_db < DEAD_DB]
 
 
 def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:
@@ -315,7 +340,9 @@ def warnings_for(report: Report) -> list[str]:
         found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
     found += _measured_warnings(report.fidelity, report.in_sample)
     if any(change.by == "HalfToFloat" for change in report.changes):
-        found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
+        found.append(
+            "The model holds float16: it was converted to float32, as were inputs and outputs that were float16."
+        )
     if report.calibration is not None and report.calibration.random:
         found.append(
             "Calibrated with random data: the file has the right form, its accuracy is not real. Give data (--calib)."

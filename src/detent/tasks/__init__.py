@@ -140,13 +140,17 @@ def find_task(
 
 
 def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
-    """Return the outputs that hold answers of a classifier or tagger, and of which kind; empty for other tasks.
+    """Return the outputs that hold answers of a classifier, tagger or detector, and of which kind; else empty.
 
     The task is right about rows whose ending says otherwise: who names it knows how the model is used.
     """
+    known = _shapes(graph, shapes)
+    if task is Task.DETECT:
+        head = recognise_head(known, image_size(graph) or (640, 640))
+        return {} if head is None else dict.fromkeys(head.outputs, "objects")
     if task not in (Task.CLASSIFY, Task.TAG):
         return {}
-    found = score_rows(graph, _shapes(graph, shapes))
+    found = score_rows(graph, known)
     own: HeadKind = "tags" if task is Task.TAG else "classes"
     if own in found.values():
         return found
@@ -302,6 +306,8 @@ def _by_shape(
             return Task.TAG, f"{text} is a row of tags, each after a Sigmoid of its own"
         if spatial and (spatial[0] is None or spatial[0] >= 2):
             certain = are_scores(value)
+            if not certain and _grows_with_input(value):
+                return None
             return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
         return (Task.CLASSIFY, f"{text} is a probability") if ends_in(value, ("Sigmoid",)) else None
     if len(shape) == 3 and image is not None and shape[1:] == image:
@@ -312,6 +318,14 @@ def _by_shape(
     if len(shape) == 4:
         return _of_maps(value, shape, image, text, colours)
     return None
+
+
+def _grows_with_input(value: ir.Value) -> bool:
+    """Tell whether the file leaves the length of rows open, as that of an input: steps, not classes."""
+    declared = value.shape
+    inputs = () if value.graph is None else value.graph.inputs
+    lengths = [each.shape[-1] for each in inputs if each.shape is not None and len(each.shape) in (2, 3)]
+    return declared is not None and not isinstance(declared[-1], int) and any(not isinstance(n, int) for n in lengths)
 
 
 def _of_maps(

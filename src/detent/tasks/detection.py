@@ -19,7 +19,9 @@ Exporters write these layouts, which are recognised by shape and values:
 | `final`   | (n, objects, 6)                        | corners, score, class           | YOLOv10, exports with NMS  |
 | `pair`    | (n, anchors, 4), (n, anchors, classes) | corners, or center and size     | SSD, RetinaNet, DETR       |
 | `lists`   | (objects, 4), (objects), (objects)     | corners                         | torchvision                |
+| `levels`  | (n, cells, classes), (n, cells, sides) | distances from a cell's center  | SCRFD, PicoDet             |
 
+`levels` are such outputs for each grid. A distance is in strides: a number, or the mean of a distribution over bins.
 In `rows` the fifth number is the objectness, which the score of each class is multiplied with. Scores of a `pair` may
 be logits.
 
@@ -221,6 +223,9 @@ def match_detections(first: Detections, second: Detections, overlap: float = 0.5
 Shape = tuple[int | None, ...]
 
 STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
+MOSTLY = 0.95  # of the boxes have a property that tells how they are given
+FEWEST_GRIDS = 3  # of a detector whose grids come as outputs of their own
+DISTANCES = frozenset(4 * bins for bins in (8, 16, 17))  # columns: a distribution for each side, as detectors make them
 # Detections below this score change no measure and cost time; COCO's own evaluation of YOLO uses the same.
 LEAST_SCORE = 0.001
 
@@ -251,6 +256,8 @@ class Head:
         if self.layout not in _DENSE:
             raise ValueError(f"outputs laid out as {self.layout} have no positions")
         arrays = [np.asarray(outputs[name], np.float32) for name in self.outputs]
+        if self.layout == "levels":  # without an axis of the batch there is one image
+            arrays = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
         return [_DENSE[self.layout](self, [array[at] for array in arrays]) for at in range(len(arrays[0]))]
 
 
@@ -263,12 +270,12 @@ def recognise_head(shapes: Mapping[str, Shape], image: tuple[int, int], classes:
         layout = None if _has_partner(name, shapes) else _layout_of_one(shape, image, classes)
         if layout is not None:
             return Head(layout[0], (name,), layout[1], image)
-    return _pair_of(shapes, image) or _lists_of(shapes, image)
+    return _levels_of(shapes, image) or _pair_of(shapes, image) or _lists_of(shapes, image)
 
 
 def anchors_of(image: tuple[int, int]) -> dict[int, tuple[int, ...]]:
     """Return which strides give how many cells: {8400: (8, 16, 32)} and others, for one anchor to a cell."""
-    cells = [-(-image[0] // stride) * -(-image[1] // stride) for stride in STRIDES]
+    cells = list(_cells(image).values())
     return {
         sum(cells[low:high]): STRIDES[low:high]
         for low in range(len(STRIDES))
@@ -303,6 +310,36 @@ def _layout_of_one(shape: Shape, image: tuple[int, int], classes: int | None) ->
     if first > second >= 6 and first >= 100:
         return "rows", second - 5
     return None
+
+
+def _levels_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | None:
+    """Return the head of outputs that each hold scores, or distances, of one grid; None if columns do not tell which.
+
+    Columns that are neither boxes nor the fewest beside them are of something else, such as key points.
+    """
+    if not all(len(shape) in (2, 3) for shape in shapes.values()):
+        return None
+    for anchors in (1, 2, 3):
+        counts = {count * anchors for count in _cells(image).values()}
+        levels: dict[int, dict[int, str]] = {}  # rows of the grid: columns: output
+        for name, shape in shapes.items():
+            if shape[-2] in counts and shape[-1] is not None:
+                levels.setdefault(int(shape[-2] or 0), {})[shape[-1]] = name
+        kinds = {frozenset(level) for level in levels.values()}
+        if len(levels) < FEWEST_GRIDS or len(kinds) != 1 or sum(map(len, levels.values())) != len(shapes):
+            continue
+        columns = kinds.pop()
+        boxes = columns & {4} or columns & DISTANCES
+        if len(boxes) == 1 and len(columns) > 1:
+            sides, classes = min(boxes), min(columns - boxes)
+            grids = [levels[rows] for rows in sorted(levels, reverse=True)]
+            return Head("levels", tuple(grid[each] for grid in grids for each in (classes, sides)), classes, image)
+    return None
+
+
+def _cells(image: tuple[int, int]) -> dict[int, int]:
+    """Return how many cells the grid of each stride has."""
+    return {stride: -(-image[0] // stride) * -(-image[1] // stride) for stride in STRIDES}
 
 
 def _pair_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | None:
@@ -373,14 +410,45 @@ def _final(rows: Floats, least: float) -> Detections:
 
 def _pair(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     boxes, scores = outputs[0].reshape(-1, 4), outputs[1].reshape(-1, head.classes)
-    if scores.min(initial=0.0) < 0.0 or scores.max(initial=0.0) > 1.0:
-        scores = np.asarray(1 / (1 + np.exp(-scores)), np.float32)
+    scores = scores if _are_shares(scores) else _shares(scores)
     # Corners are in order; centers and sizes of small boxes are not.
-    if float((boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean()) < 0.95:
+    if float((boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean()) < MOSTLY:
         boxes = _corners(boxes)
     if np.abs(boxes).max(initial=0.0) <= 2.0:
         boxes = boxes * np.array([head.image[1], head.image[0]] * 2, np.float32)
     return boxes, scores
+
+
+def _levels(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
+    corners, scores = [], []
+    strides = {count: stride for stride, count in _cells(head.image).items()}
+    for seen, sides in zip(outputs[::2], outputs[1::2], strict=True):
+        anchors = next(each for each in (1, 2, 3) if len(seen) % each == 0 and len(seen) // each in strides)
+        stride = strides[len(seen) // anchors]
+        y, x = np.mgrid[: -(-head.image[0] // stride), : -(-head.image[1] // stride)]
+        # PicoDet measures from the center of a cell, SCRFD from its corner: half a cell moves no verdict.
+        center = np.repeat(np.stack([x.ravel(), y.ravel()], axis=1) + 0.5, anchors, axis=0)
+        distances = sides if sides.shape[-1] == 4 else _expected(sides.reshape(len(sides), 4, -1))
+        if float((distances >= 0).mean()) < MOSTLY:
+            raise ValueError("boxes are not given by the distances of their sides")
+        corners.append(np.concatenate([center - distances[:, :2], center + distances[:, 2:]], axis=1) * stride)
+        scores.append(seen)
+    every = np.concatenate(scores)
+    return np.concatenate(corners).astype(np.float32), every if _are_shares(every) else _shares(every)
+
+
+def _expected(logits: Floats) -> Floats:
+    """Return the mean of a distribution over 0, 1, 2, ..., given by logits along the last axis."""
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray((shares * np.arange(logits.shape[-1])).sum(-1) / shares.sum(-1), np.float32)
+
+
+def _are_shares(scores: Floats) -> bool:
+    return bool(scores.min(initial=0.0) >= 0.0 and scores.max(initial=0.0) <= 1.0)
+
+
+def _shares(logits: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-logits)), np.float32)
 
 
 def _lists(outputs: Sequence[Floats], least: float) -> Detections:
@@ -394,4 +462,4 @@ def _lists(outputs: Sequence[Floats], least: float) -> Detections:
     return Detections(boxes[order], scores[order], labels[order].astype(np.int64))
 
 
-_DENSE = {"columns": _columns, "rows": _rows, "pair": _pair}
+_DENSE = {"columns": _columns, "rows": _rows, "pair": _pair, "levels": _levels}

@@ -21,7 +21,7 @@ _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _NUMBER_WORDS = ("box", "landmark", "coord", "keypoint", "angle", "offset", "delta")
 
-HeadKind = Literal["classes", "tags", "number"]
+HeadKind = Literal["classes", "tags", "number", "objects"]
 
 
 def passed_on(graph: ir.Graph) -> frozenset[str]:
