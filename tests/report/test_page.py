@@ -148,7 +148,7 @@ def classes(loss, low, high):
             "Cannot tell from these samples",
         ),
         ({"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}}, "bad", "Broken"),  # numbers, no scores
-        ({"tensors": {"t": Closeness(-math.inf, 0.0, 0.0)}}, "bad", "Broken"),
+        ({"outputs": {"y": Closeness(-math.inf, 0.0, 0.0)}}, "bad", "Broken"),
     ],
 )
 def test_verdicts_of_a_quantization(samples, changes, level, title):

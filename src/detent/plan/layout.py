@@ -272,13 +272,15 @@ def lay_out(
 def _moves_among_float(graph: ir.Graph, decisions: Mapping[str, Decision]) -> list[ir.Node]:
     """Return the nodes that move what float nodes, or the model's inputs, make, to float nodes alone.
 
-    On a grid they would round what nothing else rounds: a Transpose before an excluded LSTM, for instance.
+    On a grid they would round what nothing else rounds: a Transpose before an excluded LSTM, for instance. What picks
+    from a constant table is no such node: its table is a weight.
     """
 
     def is_quantized(node: ir.Node) -> bool:
         return str(node.name) in decisions and decisions[str(node.name)].quantized
 
-    nodes = [node for node in graph if is_quantized(node) and operator_of(node).moves_data]
+    moving = (node for node in graph if is_quantized(node) and operator_of(node).moves_data)
+    nodes = [node for node in moving if not any(map(is_constant, data_inputs(node)))]
     to_float: set[ir.Node] = set()
     for node in reversed(nodes):
         readers = [use for value in node.outputs for use in value.consumers()]
