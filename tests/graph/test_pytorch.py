@@ -93,6 +93,16 @@ def test_a_data_loader_says_what_the_module_takes(torch, module):
     assert report.calibration.samples == 21
 
 
+def test_arrays_say_what_the_module_takes(torch, module):
+    arrays = [np.zeros((1, 3, 16, 16), np.float32) + i for i in range(4)]
+    forms = (arrays, {"x": np.concatenate(arrays)}, [{"x": array} for array in arrays])
+    shapes = []
+    for form in forms:
+        report = detent.quantize(module, None, form, "BF16")
+        shapes.append([each.dim_value for each in report.model.graph.input[0].type.tensor_type.shape.dim])
+    assert shapes == [[1, 3, 16, 16]] * 3
+
+
 def test_exported_programs_and_scripts(torch, module, tmp_path):
     x = torch.zeros(1, 3, 16, 16)
     torch.export.save(torch.export.export(module.eval(), (x,)), tmp_path / "m.pt2")

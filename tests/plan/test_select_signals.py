@@ -19,16 +19,25 @@ WAVES = {
     "zero": np.float32(0),
     "six": np.float32(6),
     "two": np.float32(2),
+    "last": np.array([-1], np.int64),
 }
 POWER = [
     *(node("Conv", "x re", "a", strides=[8], name="real"), node("Conv", "x im", "b", strides=[8], name="imaginary")),
     *(node("Mul", "a a", "aa", name="square"), node("Pow", "b two", "bb", name="power")),
     *(node("Add", "aa bb", "p", name="sum"), node("Transpose", "p", "t", perm=[0, 2, 1], name="turn")),
 ]
+SQUARES = [
+    *(node("Conv", "x re", "a", strides=[8], name="real"), node("Unsqueeze", "a last", "u", name="unsqueeze")),
+    *(
+        node("ReduceSumSquare", "u", "p", axes=[-1], keepdims=0, name="squares"),
+        node("Transpose", "p", "t", perm=[0, 2, 1], name="turn"),
+    ),
+]
 MEL = [*POWER, node("MatMul", "t mel", "m", name="mel")]
 ENDS = {
     "clip": [*MEL, node("Clip", "m low", "c", name="clip"), node("Log", "c", "l", name="log")],
     "relu": [*MEL, node("Relu", "m", "r", name="relu"), node("Add", "r low", "c", name="add")],
+    "sums of squares": [*SQUARES, node("MatMul", "t mel", "c", name="mel")],
     "clip before the product": [
         *(*POWER, node("Clip", "t low", "u", name="clip"), node("MatMul", "u mel", "c", name="mel")),
     ],

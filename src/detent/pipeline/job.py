@@ -204,9 +204,14 @@ def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto
 
 
 def _first_sample(calibration: Any) -> Any:
-    """Return the first sample of an array or a DataLoader, which says what a PyTorch module is called with; or None."""
+    """Return the first sample of arrays or a DataLoader, which says what a PyTorch module is called with; or None."""
     if hasattr(calibration, "shape"):
         return calibration[:1]
+    if isinstance(calibration, Mapping):
+        return {name: value[:1] for name, value in calibration.items()}
+    if isinstance(calibration, list | tuple) and calibration:
+        first = calibration[0]
+        return first if isinstance(first, Mapping) or hasattr(first, "shape") else None
     if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
         batch = next(iter(calibration))
         if isinstance(batch, Mapping):

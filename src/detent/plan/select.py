@@ -242,7 +242,8 @@ _CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")  # what an infinit
 SIGNAL_REASON = "leads from an input to a logarithm, for which the small numbers count that equal steps would lose"
 
 _LINEAR = ("Conv", "MatMul", "Gemm")
-_SIGNAL = (*_CARRYING, *_LINEAR, "Split", "Pow", "Sqrt", "Abs", "ReduceSum", "ReduceMean", "ReduceMax", "STFT", "DFT")
+_REDUCING = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceSumSquare", "ReduceL1", "ReduceL2")
+_SIGNAL = (*_CARRYING, *_LINEAR, *_REDUCING, "Split", "Pow", "Sqrt", "Abs", "STFT", "DFT")
 
 _FLAGS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Shape", "Range", "IsNaN")
 
