@@ -85,6 +85,8 @@ def test_a_command_repeats_recipe_and_device():
     assert recipe_words(named) == ["--recipe", "XINT8"]
     assert recipe_words(named.replace(target="stx")) == ["--recipe", "XINT8", "--device", "stx"]
     assert recipe_words(named.replace(name="mine")) == ["--recipe", "RECIPE"]
+    stepped = named.replace(also=("clip_to_relu",), without=("shift_cut", "scale_pools"))
+    assert recipe_words(stepped)[2:] == ["--set", "also=clip_to_relu", "--set", "without=shift_cut,scale_pools"]
 
 
 def test_on_a_narrow_terminal_names_are_shortened_in_the_middle_and_figures_are_not():

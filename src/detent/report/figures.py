@@ -135,9 +135,14 @@ def command(*words: str | PathLike[str]) -> str:
 
 
 def recipe_words(recipe: Recipe) -> list[str]:
-    """Return the options that repeat a recipe and its device; RECIPE stands for one that has no name."""
+    """Return the options that repeat a recipe, its steps and its device; RECIPE stands for one that has no name."""
     device = ["--device", recipe.target] if recipe.target in GENERATIONS else []
-    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE", *device]
+    preset = PRESETS.get(recipe.name)
+    if preset is None:
+        return ["--recipe", "RECIPE", *device]
+    steps = [("also", recipe.also, preset.also), ("without", recipe.without, preset.without)]
+    changed = [word for key, own, usual in steps if own != usual for word in ("--set", f"{key}={','.join(own)}")]
+    return ["--recipe", recipe.name, *changed, *device]
 
 
 def listed(names: list[str], shown: int) -> str:
