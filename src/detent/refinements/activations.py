@@ -140,49 +140,53 @@ class TwoGates:
 
 
 @compiled
-def _activate(value: float, curve: CurveNumbers) -> float:
-    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`, or
-    of the slopes of two gates.
+def _follow(values: Floats, curve: CurveNumbers, activated: Floats, slopes: Floats) -> None:
+    """Fill in the activation of each value and the slope there: of kind LINES by `low`, `high` and `slope`, else by
+    `alpha` and `beta`, or by the slopes of two gates.
+
+    Each kind has a loop of its own without branches, which the processor does for several values at once.
     """
     kind, low, high, slope = curve
+    if kind == LINES and slope:
+        offset = (1.0 - slope) * low
+        for i in range(values.size):
+            value = values[i]
+            activated[i] = slope * value + offset if value < low else min(value, high)
+            slopes[i] = slope if value < low else (0.0 if value > high else 1.0)
+        return
     if kind == LINES:
-        below = slope * value + (1.0 - slope) * low if slope else low
-        return below if value < low else min(value, high)
-    share = _open_share(value, curve)
-    return value * share if kind >= GATED else share
-
-
-@compiled
-def _open_share(value: float, curve: CurveNumbers) -> float:
-    kind, alpha, beta, _ = curve
+        for i in range(values.size):
+            value = values[i]
+            activated[i] = low if value < low else min(value, high)
+            slopes[i] = 1.0 if (value >= low) & (value <= high) else 0.0
+        return
     if kind % GATED == HARD_SIGMOID:
-        return min(max(alpha * value + beta, 0.0), 1.0)
-    if kind % GATED == TWO_GATES:
-        return (min(max(alpha * value + 0.5, 0.0), 1.0) + min(max(beta * value + 0.5, 0.0), 1.0)) / 2.0
-    return 1.0 / (1.0 + math.exp(-min(max(value, -60.0), 60.0)))
-
-
-@compiled
-def _slope(value: float, curve: CurveNumbers) -> float:
-    """Return the slope of an activation at one number."""
-    kind, low, high, slope = curve
-    if kind == LINES:
-        return slope if value < low else (0.0 if value > high else 1.0)
-    share = _open_share(value, curve)
-    inner = share * (1.0 - share)
-    if kind % GATED == HARD_SIGMOID:
-        inner = low if 0.0 < share < 1.0 else 0.0  # the first of its numbers is alpha
-    if kind % GATED == TWO_GATES:
-        inner = ((low if abs(low * value) < 0.5 else 0.0) + (high if abs(high * value) < 0.5 else 0.0)) / 2.0
-    return share + value * inner if kind >= GATED else inner
+        for i in range(values.size):
+            share = min(max(low * values[i] + high, 0.0), 1.0)
+            activated[i] = share
+            slopes[i] = low if (share > 0.0) & (share < 1.0) else 0.0
+    elif kind % GATED == TWO_GATES:
+        for i in range(values.size):
+            steep, flat = low * values[i], high * values[i]
+            activated[i] = (min(max(steep + 0.5, 0.0), 1.0) + min(max(flat + 0.5, 0.0), 1.0)) / 2.0
+            slopes[i] = ((low if abs(steep) < 0.5 else 0.0) + (high if abs(flat) < 0.5 else 0.0)) / 2.0
+    else:
+        for i in range(values.size):
+            share = 1.0 / (1.0 + math.exp(-min(max(values[i], -60.0), 60.0)))
+            activated[i], slopes[i] = share, share * (1.0 - share)
+    if kind >= GATED:
+        for i in range(values.size):
+            slopes[i] = activated[i] + values[i] * slopes[i]
+            activated[i] = values[i] * activated[i]
 
 
 @compiled
 def activate_all(values: npt.NDArray[np.float32], curve: CurveNumbers, activated: Floats) -> None:
     """Fill in the activated values."""
+    wide, slopes = np.empty(values.shape[1]), np.empty(values.shape[1])
     for row in range(values.shape[0]):
-        for channel in range(values.shape[1]):
-            activated[row, channel] = _activate(np.float64(values[row, channel]), curve)
+        wide[:] = values[row]
+        _follow(wide, curve, activated[row], slopes)
 
 
 @compiled
@@ -190,9 +194,14 @@ def add_distances(
     answers: npt.NDArray[np.float32], target: Floats, shift: Floats, curve: CurveNumbers, squares: Floats, most: Floats
 ) -> None:
     """Add each channel's squared errors, and raise `most` to its largest one."""
+    channels = answers.shape[1]
+    values, activated, slopes = np.empty(channels), np.empty(channels), np.empty(channels)
     for row in range(answers.shape[0]):
-        for channel in range(answers.shape[1]):
-            distance = _activate(np.float64(answers[row, channel]) + shift[channel], curve) - target[row, channel]
+        for channel in range(channels):
+            values[channel] = np.float64(answers[row, channel]) + shift[channel]
+        _follow(values, curve, activated, slopes)
+        for channel in range(channels):
+            distance = activated[channel] - target[row, channel]
             squares[channel] += distance * distance
             most[channel] = max(most[channel], abs(distance))
 
@@ -208,14 +217,18 @@ def add_pulls(
     pulls: Floats,
 ) -> None:
     """Add each channel's squared slopes to `weight`, and its slopes times what is left to the part of its row."""
+    channels = answers.shape[1]
+    values, activated, slopes = np.empty(channels), np.empty(channels), np.empty(channels)
     row = 0
     for part in range(len(ends)):
+        into = pulls[part]
         while row < ends[part]:
-            for channel in range(answers.shape[1]):
-                value = np.float64(answers[row, channel]) + shift[channel]
-                slope = _slope(value, curve)
-                weight[channel] += slope * slope
-                pulls[part, channel] += slope * (target[row, channel] - _activate(value, curve))
+            for channel in range(channels):
+                values[channel] = np.float64(answers[row, channel]) + shift[channel]
+            _follow(values, curve, activated, slopes)
+            for channel in range(channels):
+                weight[channel] += slopes[channel] * slopes[channel]
+                into[channel] += slopes[channel] * (target[row, channel] - activated[channel])
             row += 1
 
 
@@ -231,14 +244,17 @@ def pull_answers(
 
     Add each channel's squared errors, slopes times what is left, and squared slopes to `sums` (3, groups, channels).
     """
+    channels = answers.shape[2]
+    values, activated, slopes = np.empty(channels), np.empty(channels), np.empty(channels)
     for group in range(answers.shape[0]):
-        errors, pulls, slopes = sums[0, group], sums[1, group], sums[2, group]
+        errors, pulls, squares = sums[0, group], sums[1, group], sums[2, group]
         for row in range(answers.shape[1]):
-            for channel in range(answers.shape[2]):
-                value = np.float64(answers[group, row, channel]) + np.float64(bias[group, channel])
-                left = np.float64(wanted[group, row, channel]) - _activate(value, curve)
-                slope = _slope(value, curve)
+            for channel in range(channels):
+                values[channel] = np.float64(answers[group, row, channel]) + np.float64(bias[group, channel])
+            _follow(values, curve, activated, slopes)
+            for channel in range(channels):
+                left, slope = np.float64(wanted[group, row, channel]) - activated[channel], slopes[channel]
                 answers[group, row, channel] = slope * left
                 errors[channel] += left * left
                 pulls[channel] += slope * left
-                slopes[channel] += slope * slope
+                squares[channel] += slope * slope
