@@ -489,7 +489,19 @@ def prepare_sources(needed: Callable[[str], bool]) -> None:
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Run the command line; return exit code, the class of the error or "", and what it printed."""
-    from detent.cli import main
+    from detent import cli
+
+    app, raised = cli.app, list[BaseException]()
+
+    def watched() -> None:
+        try:
+            app()
+        except SystemExit as stop:  # the command-line library has told its own error
+            raised.extend([] if stop.__context__ is None else [stop.__context__])
+            raise
+        except Exception as error:
+            raised.append(error)
+            raise
 
     out, before = io.StringIO(), (sys.argv, signal.getsignal(signal.SIGINT), list(sys.path))
     sys.argv = ["detent", *arguments]
@@ -497,13 +509,15 @@ def run(*arguments: str) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            main()
+            cli.app = watched  # type: ignore[assignment]
+            cli.main()
         except SystemExit as stop:
             code = int(stop.code or 0)
-            error = _public(type(stop.__context__)) if code and stop.__context__ is not None else ""
+            error = _public(type(raised[0])) if code and raised else ""
         except Exception as escaped:  # noqa: BLE001  (a defect, and recorded as one)
             code, error = -1, type(escaped).__name__
         finally:
+            cli.app = app
             sys.argv = before[0]
             sys.path[:] = before[2]
             signal.signal(signal.SIGINT, before[1])

@@ -353,3 +353,14 @@ def test_what_moves_data_among_float_nodes_stays_float():
     assert {left[names[0]], left[names[1]]} == {"moves data from float nodes to float nodes"}
     assert left[names[3]] == left[names[4]] == "quantized"  # its values are on the grid of the Conv's input
     assert set(decisions(proto).values()) == {"quantized"}
+
+
+def test_what_moves_data_between_two_conversions_is_on_a_grid():
+    """What was an Identity is left for a conversion: a Transpose between two of them has a format of its own."""
+    nodes = [
+        *(node("Conv", "x w", "a"), node("Identity", "a", "b"), node("Transpose", "b", "c", perm=[0, 1, 3, 2])),
+        *(node("Identity", "c", "d"), node("Relu", "d", "y")),
+    ]
+    proto = build(nodes, "y", W, [X])
+    left = decisions(proto)
+    assert left["transpose_c"] == left["relu_y"] == "quantized"

@@ -277,7 +277,9 @@ def _moves_among_float(graph: ir.Graph, decisions: Mapping[str, Decision]) -> li
     """
 
     def is_quantized(node: ir.Node) -> bool:
-        return str(node.name) in decisions and decisions[str(node.name)].quantized
+        # What is left of Identities after preparing are conversions from one grid to another.
+        decision = decisions.get(str(node.name))
+        return node.op_type == "Identity" or (decision is not None and decision.quantized)
 
     moving = (node for node in graph if is_quantized(node) and operator_of(node).moves_data)
     nodes = [node for node in moving if not any(map(is_constant, data_inputs(node)))]
