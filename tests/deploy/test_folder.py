@@ -125,6 +125,13 @@ def test_a_float_model_gets_the_settings_of_bfloat16(tmp_path):
     assert json.loads((tmp_path / "out" / "vaiml_config.json").read_text())["target"] == "VAIML"
 
 
+def test_a_float_model_is_refused_where_no_float_runs(tmp_path):
+    onnx.save(conv_relu_conv(), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"Quantize it first: detent quantize .* --device phx"):
+        deploy(tmp_path / "m.onnx", tmp_path / "out", "phx", samples=1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("device", "software", "named"),
     [("stxx", "", "'stx'"), ("cpu", "", "'cpu'"), ("stx", "1.9", "'1.9'"), ("phx", "1.8", "1.7")],

@@ -75,7 +75,7 @@ def deploy(
     generation, software = _settle(device, software)
     checked = check(model, device, software)
     if not force:
-        _refuse_harmful(model, checked)
+        _refuse_harmful(model, checked, generation)
     source = open_source(
         data, input_specs(load(model)), preprocess=preprocess, limit=samples if data is not None else None
     )
@@ -125,8 +125,14 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
     return generation, software
 
 
-def _refuse_harmful(model: Path, checked: DeviceCheck) -> None:
+def _refuse_harmful(model: Path, checked: DeviceCheck, generation: Generation) -> None:
     """Raise ModelError for what is known to end the process, or to leave everything on the CPU."""
+    if not checked.quantized and "npu-bf16" not in generation.flows:
+        raise ModelError(
+            f"{model} is a float model, and {generation.name} computes in integers alone: all of it would run on the "
+            f"CPU. Quantize it first: detent quantize {model} OUTPUT --calib DATA --device {generation.name}. Or give "
+            "--force."
+        )
     crashing = next((place for place in checked.nodes if place.op_type in CRASHES), None)
     if crashing is not None:
         raise ModelError(
