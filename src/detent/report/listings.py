@@ -222,7 +222,7 @@ def _outliers(view: StatisticsView) -> list[str]:
         return []
     worst = max(view.tensors, key=lambda tensor: tensor.outlier_ratio)
     found = f"The largest value of '{worst.name}' is {worst.outlier_ratio:.1f} times its 99.9th percentile."
-    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--stats', 'FILE')}"]
+    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--stats', 'FILE')}"]
 
 
 def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
