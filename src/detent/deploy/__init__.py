@@ -45,11 +45,13 @@ class Deployment(Result):
     samples: int
     emulated: bool
     check: DeviceCheck
+    random: bool = False  # whether the samples are random numbers, because no data was given
 
     def __str__(self) -> str:
+        kind = "samples of random numbers (--data DIR takes real ones)" if self.random else "samples"
         expected = "computed in integers, as the device does" if self.emulated else "computed by onnxruntime"
         return (
-            f"Wrote {self.folder}: {', '.join(self.files)}. {self.samples} samples, with answers {expected}.\n"
+            f"Wrote {self.folder}: {', '.join(self.files)}. {self.samples} {kind}, with answers {expected}.\n"
             f"{self.check}\nNext: copy it to the {self.device} machine, and there: python run_npu.py"
         )
 
@@ -106,7 +108,7 @@ def deploy(
             (out / "vaiml_config.json").write_text(json.dumps(_VAIML, indent=2), encoding="utf-8")
         (out / "README.md").write_text(_readme(generation, checked, software, tail is not None), encoding="utf-8")
         files = tuple(sorted(path.name for path in out.iterdir()))
-    return Deployment(str(folder), device, software, files, len(chosen), emulated, checked)
+    return Deployment(str(folder), device, software, files, len(chosen), emulated, checked, random=data is None)
 
 
 def _settle(device: str, software: str) -> tuple[Generation, str]:
