@@ -45,4 +45,6 @@ def main(model: str, sentences: str, tokenize: Tokenizer) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(f"Give a model, a file of sentences and a tokenizer:\n{(__doc__ or '').splitlines()[-1]}")
     main(sys.argv[1], sys.argv[2], hugging_face(sys.argv[3]))

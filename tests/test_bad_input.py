@@ -224,7 +224,8 @@ def test_dynamic_size_that_images_do_not_settle(fails, quantize, tmp_path):
 
 def test_output_is_the_input(fails, tmp_path, tiny):
     before = tiny.read_bytes()
-    fails(OUTPUT, "would overwrite", arguments=["quantize", tiny, tiny, "--calib", CALIBRATION])
+    words = "would overwrite a file that this command reads"
+    fails(OUTPUT, words, arguments=["quantize", tiny, tiny, "--calib", CALIBRATION])
     assert tiny.read_bytes() == before
 
 

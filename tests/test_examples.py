@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,13 @@ def test_detector(tmp_path, capsys):
     assert (tmp_path / "yolo_body_int8.onnx").exists()
     assert (tmp_path / "yolo_tail.onnx").exists()
     assert "Evaluated on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["detector", "text_encoder"])
+def test_an_example_that_needs_a_model_says_so(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", [name])
+    with pytest.raises(SystemExit, match=f"Give a model.*\\n.*{name}.py .*\\.onnx"):
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
 
 def test_text_encoder(tmp_path):

@@ -5,6 +5,7 @@ import json
 import onnx
 import pytest
 
+import detent as package
 from tests.models import build, conv_relu_conv, node, normal
 
 
@@ -25,6 +26,13 @@ def test_a_model_that_is_taken(detent, taken):
     done = detent("check", taken)
     assert (done.code, done.err) == (0, "")
     assert "npu-xint8 will take, quantized with recipe XINT8, all of it: 3 of 3 nodes" in done.out
+
+
+def test_the_next_command_knows_the_second_part(detent, taken, tmp_path):
+    onnx.save(conv_relu_conv(), tmp_path / "q_tail.onnx")
+    package.quantize(taken, tmp_path / "q.onnx", normal(16, 3, 8, 8))
+    done = detent("check", tmp_path / "q.onnx")
+    assert f"--data LABELLED --tail {tmp_path / 'q_tail.onnx'}" in done.out.replace("\n", " ")
 
 
 def test_a_model_that_is_not(detent, refused):

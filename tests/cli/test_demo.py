@@ -6,6 +6,7 @@ def test_demo(detent, tmp_path):
     assert outcome.code == 0
     assert "Accuracy on 400 labelled digits: float 99.50 %, XINT8 99.50 % (0 images lost, 0 won)." in outcome.out
     assert "npu-xint8 takes all of it: 31 of 31 nodes on the device, in 1 subgraph" in outcome.out
+    assert "Batch of 'image' fixed to 1" in outcome.out  # as `quantize` says it of the same model
     assert (tmp_path / "new" / "digits.onnx").is_file()
 
 

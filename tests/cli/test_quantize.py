@@ -11,7 +11,7 @@ from detent.demo import CALIBRATION, MODEL, PREPROCESS
 def test_quantize_prints_what_it_did(detent, demo_arguments, tmp_path):
     outcome = detent(*demo_arguments)
     assert outcome.code == 0, outcome.err
-    for word in ("XINT8 for npu-cnn", "times smaller", "31 of 31 nodes", "(8 held out", "SQNR", "worst tensors"):
+    for word in ("XINT8 for npu-xint8", "times smaller", "31 of 31 nodes", "(8 held out", "SQNR", "worst tensors"):
         assert word in outcome.out
     assert len(outcome.out.splitlines()) < 25
     assert outcome.err == ""

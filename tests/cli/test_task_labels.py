@@ -57,6 +57,18 @@ def test_labels_that_are_wrong(detent, photos, detector, what, code, named):  # 
     assert (outcome.code, named in outcome.err.replace("\n", "")) == (code, True), outcome.err
 
 
+@pytest.mark.parametrize("name", ["instances_val2017.json", "annotations/instances_val2017.json"])
+def test_labels_under_the_names_of_coco(detent, photos, detector, name):  # noqa: F811
+    (photos / name).parent.mkdir(exist_ok=True)
+    (photos / "annotations.json").rename(photos / name)
+    outcome = detent("evaluate", detector, "--data", photos)
+    assert f"labels from {name.rpartition('/')[2]} (COCO)" in outcome.out.replace("\n", " "), outcome.err
+    (photos / "instances_train2017.json").write_text("{}")
+    outcome = detent("evaluate", detector, "--data", photos)
+    assert outcome.code == 4
+    assert "--labels FILE" in outcome.err.replace("\n", " ")
+
+
 def test_images_without_a_label_file_are_told(detent, photos, detector):  # noqa: F811
     as_yolo(photos)
     next((photos / "labels").iterdir()).unlink()

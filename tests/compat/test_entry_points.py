@@ -252,7 +252,7 @@ def test_the_functions_take_their_arguments_by_position_and_by_name(tiny, tmp_pa
 @pytest.mark.parametrize("flag", ["use_dpu", "enable_dpu", "enable_ipu_cnn", "enable_npu_cnn"])
 def test_the_npu_flag_under_all_its_names(tiny, tmp_path, samples, flag, capsys):
     vai_quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), QuantFormat.QDQ, **{flag: True})
-    assert "for npu-cnn" in capsys.readouterr().out
+    assert "for npu-xint8" in capsys.readouterr().out
 
 
 def test_vai_q_onnx_writes_standard_pairs_unless_told_otherwise(tiny, tmp_path, samples):

@@ -44,7 +44,7 @@ def test_a_script_runs_as_it_is(detent, write, tiny, tmp_path, name, samples):
 def test_the_script_prints_its_configuration_and_the_report(detent, write, tiny, tmp_path):
     out = detent("run", write(scripts.READER + scripts.CUSTOM), tiny, tmp_path / "out.onnx").out
     assert "The configuration of the quantization is Recipe XINT8" in out
-    assert "XINT8 for npu-cnn" in out
+    assert "XINT8 for npu-xint8" in out
 
 
 @pytest.mark.parametrize("preset", ["XINT8", "A8W8_CONFIG", "BF16", "INT8_TRANSFORMER_DEFAULT", "UINT8_DYNAMIC_QUANT"])

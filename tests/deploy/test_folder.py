@@ -31,6 +31,7 @@ def quantized(tmp_path_factory):
 )
 def test_the_folder_runs_without_an_npu_and_says_so(quantized, tmp_path, device, options):
     done = deploy(quantized, tmp_path / "out", device, samples=2)
+    assert "2 samples of random numbers" in str(done)
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     assert (settings["provider_options"], settings["needs_overlay"]) == (options, device == "phx")
     assert settings["foreseen_nodes"] == "{} of {}".format(*done.check.report_nodes)
@@ -123,6 +124,13 @@ def test_a_float_model_gets_the_settings_of_bfloat16(tmp_path):
     onnx.save(conv_relu_conv(), tmp_path / "m.onnx")
     deploy(tmp_path / "m.onnx", tmp_path / "out", "stx", samples=1)
     assert json.loads((tmp_path / "out" / "vaiml_config.json").read_text())["target"] == "VAIML"
+
+
+def test_a_float_model_is_refused_where_no_float_runs(tmp_path):
+    onnx.save(conv_relu_conv(), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"Quantize it first: detent quantize .* --device phx"):
+        deploy(tmp_path / "m.onnx", tmp_path / "out", "phx", samples=1)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

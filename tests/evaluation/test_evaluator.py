@@ -291,6 +291,14 @@ def test_an_empty_folder(tmp_path):
         Evaluator(image_model(), tmp_path)
 
 
+def test_a_second_part_that_lies_beside_the_model_is_named(tmp_path):
+    onnx.save(scaler(np.ones(CLASSES), output="z"), tmp_path / "m.onnx")
+    onnx.save(build([node("Relu", "z", "y")], "y", {}, [info("z", [1, CLASSES])]), tmp_path / "m_tail.onnx")
+    evaluator = Evaluator(scaler(np.ones(CLASSES)), np.ones((2, CLASSES), np.float32))
+    with pytest.raises(ModelError, match=r"give --tail .*m_tail\.onnx"):
+        evaluator.evaluate(tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -26,6 +26,10 @@ FILES = {
     ),
     "net.pt": (lambda path: archive(path, **{"net/data.pkl": b"\x80\x02ctorch\n"}), "torch.onnx.export"),
     "script.pt": (lambda path: archive(path, **{"s/data.pkl": b"", "s/code/__torch__.py": b""}), "TorchScript"),
+    "m.pt2": (
+        lambda path: archive(path, **{"m/data/x": bytes(9999), "m/models/model.json": b"{}"}),
+        "detent.from_torch",
+    ),
     "m.keras": (lambda path: archive(path, **{"metadata.json": b"{}", "config.json": b"{}"}), "--saved-model"),
     "x.npz": (lambda path: np.savez(path, x=np.ones(3)), "for --calib"),
     "a.zip": (lambda path: archive(path, readme=b"hello"), "a zip archive"),

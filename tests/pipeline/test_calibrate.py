@@ -230,6 +230,7 @@ def test_stats_shows_every_tensor(detent, saved, tmp_path):
     assert len(list((tmp_path / "plots").glob("*.svg"))) == len(shown["tensors"])
     assert all(tensor["choices"]["MinMax"][1] >= tensor["maximum"] * 0.99 for tensor in shown["tensors"])
     assert "Entropy" in outcome.out
+    assert "quantize MODEL OUTPUT --calib DATA --stats FILE" in outcome.out  # most recipes look at samples as well
     assert detent("stats", stats, "--tensor", "nothing*").code == 2
 
 

@@ -419,7 +419,7 @@ def test_random_data_warns_in_python():
 def test_a_report_prints_as_text(report):
     text = str(report)
     assert "worst tensors" in text
-    assert "XINT8 for npu-cnn" in text
+    assert "XINT8 for npu-xint8" in text
     # The three closing lines hold paths and commands, which are not broken.
     assert max(len(line) for line in text.splitlines()[:-3]) <= 120
 

@@ -75,6 +75,7 @@ def test_outputs_only():
     assert "3 of 4" in text
     assert "25.00  4.56 .. 69.94  % of top answers changed" in text
     assert "exact" in text
+    assert "changes 25.00 % of the top answers (95 % interval: 4.56 .. 69.94)." in text
 
 
 def test_a_score_and_a_metric():

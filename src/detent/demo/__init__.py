@@ -22,7 +22,6 @@ FOLDER = Path(__file__).parent
 MODEL = FOLDER / "digits.onnx"
 CALIBRATION = FOLDER / "calibration"
 PREPROCESS = FOLDER / "preprocess.json"
-SHAPE = (1, 1, 32, 32)  # the device computes one sample at a time
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ def run_demo(output: Path, progress: Progress = silent) -> DemoResult:
     """Quantize the demo model to `output`, whose folder is made if it is missing."""
     output.parent.mkdir(parents=True, exist_ok=True)
     preprocess = PreprocessOptions(file=PREPROCESS)
-    report = quantize(
-        MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, fix_shape={"image": SHAPE}, progress=progress
-    )
+    report = quantize(MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, progress=progress)
     return DemoResult(report, output, evaluate([MODEL, output], FOLDER, preprocess=preprocess, progress=progress))
 
 

@@ -45,11 +45,13 @@ class Deployment(Result):
     samples: int
     emulated: bool
     check: DeviceCheck
+    random: bool = False  # whether the samples are random numbers, because no data was given
 
     def __str__(self) -> str:
+        kind = "samples of random numbers (--data DIR takes real ones)" if self.random else "samples"
         expected = "computed in integers, as the device does" if self.emulated else "computed by onnxruntime"
         return (
-            f"Wrote {self.folder}: {', '.join(self.files)}. {self.samples} samples, with answers {expected}.\n"
+            f"Wrote {self.folder}: {', '.join(self.files)}. {self.samples} {kind}, with answers {expected}.\n"
             f"{self.check}\nNext: copy it to the {self.device} machine, and there: python run_npu.py"
         )
 
@@ -75,7 +77,7 @@ def deploy(
     generation, software = _settle(device, software)
     checked = check(model, device, software)
     if not force:
-        _refuse_harmful(model, checked)
+        _refuse_harmful(model, checked, generation)
     source = open_source(
         data, input_specs(load(model)), preprocess=preprocess, limit=samples if data is not None else None
     )
@@ -106,7 +108,7 @@ def deploy(
             (out / "vaiml_config.json").write_text(json.dumps(_VAIML, indent=2), encoding="utf-8")
         (out / "README.md").write_text(_readme(generation, checked, software, tail is not None), encoding="utf-8")
         files = tuple(sorted(path.name for path in out.iterdir()))
-    return Deployment(str(folder), device, software, files, len(chosen), emulated, checked)
+    return Deployment(str(folder), device, software, files, len(chosen), emulated, checked, random=data is None)
 
 
 def _settle(device: str, software: str) -> tuple[Generation, str]:
@@ -125,8 +127,14 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
     return generation, software
 
 
-def _refuse_harmful(model: Path, checked: DeviceCheck) -> None:
+def _refuse_harmful(model: Path, checked: DeviceCheck, generation: Generation) -> None:
     """Raise ModelError for what is known to end the process, or to leave everything on the CPU."""
+    if not checked.quantized and "npu-bf16" not in generation.flows:
+        raise ModelError(
+            f"{model} is a float model, and {generation.name} computes in integers alone: all of it would run on the "
+            f"CPU. Quantize it first: detent quantize {model} OUTPUT --calib DATA --device {generation.name}. Or give "
+            "--force."
+        )
     crashing = next((place for place in checked.nodes if place.op_type in CRASHES), None)
     if crashing is not None:
         raise ModelError(

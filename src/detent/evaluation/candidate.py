@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from detent.convert.splitting import Pipeline, continues
+from detent.convert.splitting import Pipeline, continues, tail_file
 from detent.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
@@ -137,9 +137,11 @@ def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name:
     for one, others, owner, lacking in ((found, expected, name, reference), (expected, found, reference, name)):
         extra = [each for each in one if each not in others]
         if extra:
+            tail = tail_file(Path(name))
+            beside = f" Its second part lies beside it: give --tail {tail}." if tail.is_file() else ""
             raise ModelError(
                 f"{owner} has the {kind} '{extra[0]}', which {lacking} does not have.{nearest(extra[0], others)} "
-                f"Only models of the same {kind}s can be compared."
+                f"Only models of the same {kind}s can be compared.{beside}"
             )
 
 

@@ -43,7 +43,7 @@ LABEL_FILES = ("labels.csv", "labels.txt")
 CLASS_FILE = "classes.txt"
 IMAGE_FOLDER = "images"
 BOX_FOLDER, MASK_FOLDER = "labels", "masks"
-COCO_FILES = ("annotations.json", "instances.json", "_annotations.coco.json")
+COCO_FILES = ("annotations.json", "_annotations.coco.json", "instances*.json", "annotations/instances*.json")
 FILE_COLUMNS = ("file", "filename", "image", "path")
 LABEL_COLUMNS = ("label", "class", "class_id")
 TAG_COLUMNS = ("labels", "tags", "classes")
@@ -108,9 +108,12 @@ def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
 
 def _find_task_labels(path: Path) -> label_files.TaskLabels | None:
     """Look for labels of boxes or pixels, as they are kept beside a folder of images."""
-    listed = next((path / name for name in COCO_FILES if (path / name).is_file()), None)
-    if listed is not None:
-        return label_files.read_coco(listed)
+    listed = [file for pattern in COCO_FILES for file in sorted(path.glob(pattern))]
+    if len(listed) > 1:
+        both = " and ".join(file.relative_to(path).as_posix() for file in listed[:2])
+        raise DataError(f"{path} has both {both}. Say which holds the labels of these images: --labels FILE.")
+    if listed:
+        return label_files.read_coco(listed[0])
     if not (path / IMAGE_FOLDER).is_dir():
         return None
     if (path / BOX_FOLDER).is_dir():

@@ -9,11 +9,16 @@ _KERAS = (
     "Load it in TensorFlow, save it with `model.export('saved')`, and convert that with "
     "`python -m tf2onnx.convert --saved-model saved --output model.onnx`."
 )
+_TORCH = (
+    "`detent quantize` alone reads such a file. For other commands write it as ONNX, in Python: "
+    "onnx.save(detent.from_torch('{path}'), 'model.onnx'), with example_inputs for TorchScript."
+)
 
 # What is in zip archives, of which only names and first bytes are looked at: a pickle in them is never opened.
 _ARCHIVES: tuple[tuple[bytes, str, str], ...] = (
     (b"ultralytics", "an Ultralytics checkpoint", "Export it with `yolo export model={path} format=onnx`."),
-    (b"/code/", "a TorchScript model", "Export the module that it was made from with torch.onnx.export."),
+    (b"/code/", "a TorchScript model", _TORCH),
+    (b"/models/model.json", "a program of torch.export", _TORCH),
     (
         b"/data.pkl",
         "what torch.save writes, a pickle that could run code and is not opened",

@@ -305,7 +305,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     except DecodeError:
         broken = True
     if broken:
-        known = kind_of_file(data[:4096], path)
+        known = kind_of_file(data[:4096] + data[max(4096, len(data) - 65536) :], path)  # archives list names at the end
         raise ModelError(
             f"{path} is not an ONNX model{f': {known}' if known else ', or only part of one'}"
             + ("" if known else f" ({len(data):,} bytes). Export or download it again.")

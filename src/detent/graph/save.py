@@ -49,7 +49,7 @@ def check_output(output: Path, *inputs: object) -> None:
             raise OutputError(f"The output {output} is a device or a pipe. Give a file name.")
         for other in inputs:
             if isinstance(other, str | Path) and _same_file(output, Path(other)):
-                also = f"the other file {other} of this command" if Path(other) == output else str(other)
+                also = "a file that this command reads or writes" if Path(other) == output else str(other)
                 raise OutputError(f"The output {output} would overwrite {also}. Give another name.")
         if not output.parent.is_dir():
             raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")

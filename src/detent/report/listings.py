@@ -10,6 +10,7 @@ from pathlib import Path
 
 from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
+from detent.convert.splitting import tail_file
 from detent.devices.device import Device, Generation
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
@@ -222,7 +223,7 @@ def _outliers(view: StatisticsView) -> list[str]:
         return []
     worst = max(view.tensors, key=lambda tensor: tensor.outlier_ratio)
     found = f"The largest value of '{worst.name}' is {worst.outlier_ratio:.1f} times its 99.9th percentile."
-    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--stats', 'FILE')}"]
+    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--stats', 'FILE')}"]
 
 
 def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
@@ -259,7 +260,9 @@ def _next(check: DeviceCheck) -> str:
     if not check.accepted:
         return "Next: the fixes above, those of errors first."
     if check.quantized:
-        return f"Next: {command('evaluate', 'FLOAT_MODEL', check.source, '--data', 'LABELLED')}"
+        tail = tail_file(Path(check.source))
+        rest = ["--tail", str(tail)] if tail.is_file() else []
+        return f"Next: {command('evaluate', 'FLOAT_MODEL', check.source, '--data', 'LABELLED', *rest)}"
     recipe = ["--recipe", check.recipe] if check.recipe else []
     return f"Next: {command('quantize', check.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"
 

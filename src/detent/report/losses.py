@@ -81,6 +81,8 @@ def _verdict(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResul
 def _loss_text(loss: evaluated.Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
     points, ends = loss_words(loss.unit, abs(loss.points), loss.interval)
+    if loss.unit == evaluated.CHANGED:  # without labels nobody knows which of the two answers was lost
+        return f"changes {points} % of the top answers{ends and f' ({INTERVAL}: {ends})'}"
     text = f"{verb} {points} {unit_of(loss.unit)}{ends and f' ({INTERVAL} of the loss: {ends})'}"
     if loss.p_value is None:
         return text

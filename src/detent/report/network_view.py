@@ -96,7 +96,7 @@ class NetworkChart:
         children = [
             tag("title", "\n".join((box.name, *box.about))),
             tag("rect", width=f"{WIDTH:g}", height=f"{HEIGHT:g}", rx=f"{rounded:g}"),
-            tag("text", in_the_middle(box.title, LETTERS - len(box.mark)), x=10, y=15),
+            tag("text", in_the_middle(box.title, LETTERS - len(f"  {box.mark}" if box.mark else "")), x=10, y=15),
             tag("text", in_the_middle(box.name, NAME_LETTERS), x=10, y=28, class_="of"),
             tag("text", box.mark, x=f"{WIDTH - 8:g}", y=15, class_="mark") if box.mark else None,
         ]

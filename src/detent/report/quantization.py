@@ -58,7 +58,7 @@ def quantization_document(report: Report) -> doc.Document:
     return doc.Document(
         "quantization",
         Path(report.source).name,
-        [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
+        [f"{report.source} -> {destination}", f"{report.recipe.name} for {device_of(report.recipe).name}, {sizes}"],
         [
             report.recipe_reason,
             *_about_data(report),
