@@ -282,3 +282,11 @@ def test_a_number_without_an_axis_is_that_of_its_sample():
         answers += compare_answers(purpose, {"y": np.float32(number)}, {"y": np.float32(number + 0.5)}, 1)
     found = summarize_answers(purpose, answers * 2)
     assert found is not None and found.figures["error_of_spread"] == pytest.approx(0.5 / np.std([1, 2, 3, 4]))
+
+
+def test_vectors_of_other_lengths_have_no_ranking() -> None:
+    """A user may call the numbers of each token a vector: each is compared with float's, not with the others."""
+    purpose = Purpose(Task.EMBED, "by test")
+    rows = [{"y": np.arange(1.0, length)[None]} for length in (3, 4, 5, 6)]
+    found = summarize_answers(purpose, [each for row in rows for each in compare_answers(purpose, row, row, 1)])
+    assert found is not None and found.figures["cosine"] == pytest.approx(1.0) and "ranking" not in found.figures

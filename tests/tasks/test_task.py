@@ -162,6 +162,31 @@ def test_tokens_are_embedded_or_classified() -> None:
     assert recognise_task(ir.from_proto(outputs(("y", ("n", 2)), inputs=TOKENS)).graph, {})[0] is Task.CLASSIFY
 
 
+def test_a_number_for_each_token_is_no_vector() -> None:
+    """Rows as long as the text, such as where its words begin: those of two samples cannot be compared."""
+    tokens = info("ids", ("n", "length"), TensorProto.INT64)
+    assert recognise_task(ir.from_proto(outputs(("y", ("n", "length")), inputs=tokens)).graph, {})[0] is Task.REGRESS
+    table = {"table": normal(50, 8), "w": normal(8, 1), "b": normal(1), "last": np.array([-1])}
+    nodes = [node("Gather", "table ids", "e"), node("MatMul", "e w", "m"), node("Add", "m b", "a")]
+    graph = as_ir(build([*nodes, node("Squeeze", "a last", "y")], "y", table, [tokens])).graph
+    assert recognise_task(graph, {})[0] is Task.TAG
+
+
+@pytest.mark.parametrize("picked", [False, True])
+def test_the_state_of_a_recurrence_is_a_vector(picked: bool) -> None:
+    """Whether given out as such or as the last of its steps; scores come from a layer behind it."""
+    weights = {"w": normal(1, 400, 59), "r": normal(1, 400, 100), "v": normal(100, 20)}
+    nodes = [node("LSTM", "x w r", "steps state", hidden_size=100), node("Squeeze", "state zero", "last")]
+    if picked:
+        nodes[1:] = [node("Squeeze", "steps one", "s"), node("Gather", "s zero0", "last")]
+    whole = {"zero": np.array([0]), "one": np.array([1]), "zero0": np.array(-1)}
+    given = [info("x", (9, 1, 59))]
+    graph = as_ir(build(nodes, "last", {**weights, **whole}, given)).graph
+    assert recognise_task(graph, {}, {"last": (1, 100)})[0] is Task.EMBED
+    behind = as_ir(build([*nodes, node("MatMul", "last v", "y")], "y", {**weights, **whole}, given)).graph
+    assert recognise_task(behind, {}, {"y": (1, 20)})[0] is Task.CLASSIFY
+
+
 def test_a_softmax_that_is_written_out_is_one() -> None:
     """exp(x) / sum(exp(x)) of 200 classes: scores, though a row that long would else be a vector."""
     parts = [node("Cast", "ids", "f", to=TensorProto.FLOAT), node("Exp", "f", "e"), node("ReduceSum", "e", "s")]

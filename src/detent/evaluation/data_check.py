@@ -77,6 +77,8 @@ def question_data(
     if name is None:
         return []
     found = _of_values([row[name] for row in rows])
+    if found and len(rows) == LOOKED_AT // 2:  # chance may have put a few of a kind first
+        found = _of_values([row[name] for row in _rows(samples, LOOKED_AT)])
     if found and len(rows) > 1 and any(_FATAL in each for each in found):
         return found
     asked = DETECTED if purpose.task is Task.DETECT else ASKED
@@ -134,17 +136,19 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     count = len(arrays)
     found = []
     image = _channel_axis(arrays[0]) is not None
-    still = sum(array.size > 1 and _is_constant(array) for array in arrays)
-    if still and arrays[0].size > 1 and arrays[0].dtype.kind == "f" and 4 * still >= count:
-        found.append(f"{still} of {count} samples are constant, such as black images: ranges{_FATAL} them.")
-    different = _different(arrays)
+    moving = [array for array in arrays if array.size == 1 or not _is_constant(array)]
+    still, different = count - len(moving), _different(arrays)
+    # A few constant samples do no harm beside enough of others, such as the empty squares of a board.
+    few = 4 * still >= count and _different(moving) < FEWEST_DIFFERENT
+    if still and few and arrays[0].size > 1 and arrays[0].dtype.kind == "f":
+        found.append(f"{still} of the first {count} samples are constant, such as black images: ranges{_FATAL} them.")
     if count > 1 and different == 1 and not found:
         found.append(f"All {count} samples are the same, or nearly: ranges{_FATAL} one sample.")
-    elif 2 * different <= count and not found:
+    elif 2 * different <= count and different < FEWEST_DIFFERENT and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        few = "one sample" if count == 1 else f"{different} different samples"
-        found.append(f"Only {few}: ranges, and this verdict, need 16 or more; 100 are better.")
+        known = "one sample" if count == 1 else f"{different} different samples"
+        found.append(f"Only {known}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))
         if likeness < NOISE_CORRELATION:

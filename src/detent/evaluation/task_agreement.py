@@ -455,8 +455,9 @@ def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
 
 def _embedded(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     pairs = [answer.vectors for answer in answers[:VECTORS] if answer.vectors is not None]
-    similar = [_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1)]
-    ranking = spearman(*similar) if len(pairs) >= 4 else None
+    ranking = None
+    if len(pairs) >= 4 and len({one.size for one, _ in pairs}) == 1:  # only vectors of one length can be compared
+        ranking = spearman(*(_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1)))
     cosine = float(rows["cosine"].mean())
     text = f"the cosine with float's vectors is {cosine:.4f} on average, {rows['cosine'].min():.4f} at worst"
     figures = {"cosine": cosine, "worst_cosine": float(rows["cosine"].min())}

@@ -35,6 +35,7 @@ from detent.tasks.endings import (
     are_tags,
     ends_in,
     is_embedding,
+    is_weighted_sum,
     passed_on,
     score_rows,
 )
@@ -242,6 +243,10 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
         return Task.TAG, "token inputs, and a row of tags, each after a Sigmoid"
     if any(are_scores(value) for value in rows):
         return Task.CLASSIFY, "token inputs, and a row of scores"
+    growing = [value for value in rows if _grows_with_input(value)]  # a number for each token: no vector, no classes
+    if any(is_weighted_sum(value) for value in growing):
+        return Task.TAG, "token inputs, and a score for each token"
+    rows = [value for value in rows if value not in growing]
     if any(are_scores(value) for value in steps):
         return Task.SEQUENCE, "token inputs, and a row of scores for each token"
     for found, task in ((rows, Task.CLASSIFY), (steps, Task.SEQUENCE)):

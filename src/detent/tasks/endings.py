@@ -4,6 +4,7 @@ after a Softmax, or called logits    scores of classes: one of them is the answe
 after a Sigmoid, two or more         tags: each is there or not, whatever the others are
 after a Sigmoid, only one            a probability
 normalized, or called so             a vector, to compare with others
+the state of an LSTM, GRU or RNN     the same
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from detent.tasks.detection import Shape
 SHARES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+_PICKING = ("Gather", "Slice")
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _NUMBER_WORDS = ("box", "landmark", "coord", "keypoint", "angle", "offset", "delta")
 
@@ -43,10 +46,12 @@ def are_scores(value: ir.Value) -> bool:
 
 
 def is_embedding(value: ir.Value) -> bool:
-    """Tell whether a row is a vector to compare with others: by its name, or since it is normalized."""
+    """Tell whether a row is a vector to compare with others: by its name, normalized, or the state of a recurrence."""
     if _is_called(value, _EMBEDDING_WORDS):
         return True
     node = last_node(value)
+    if _is_state(node):
+        return True
     if node is None or node.op_type not in ("Div", "LpNormalization", "BatchNormalization", "LayerNormalization"):
         return False
     if node.op_type != "Div":
@@ -59,6 +64,13 @@ def is_embedding(value: ir.Value) -> bool:
             return False
         divisor = producer.inputs[0]
     return False
+
+
+def _is_state(node: ir.Node | None) -> bool:
+    """Tell whether a node computes, or picks, the state of a recurrence: no layer made scores of it."""
+    while node is not None and node.op_type in _PICKING and node.inputs[0] is not None:
+        node = last_node(node.inputs[0])
+    return node is not None and node.op_type in _RECURRENT
 
 
 def last_node(value: ir.Value) -> ir.Node | None:
@@ -119,7 +131,7 @@ def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKi
     rows = [value for value in graph.outputs if _is_row(shapes.get(str(value.name), ())) and _is_float(value)]
     rows = [value for value in rows if str(value.name) not in found and not is_embedding(value)]
     certain = any(kind != "number" for kind in found.values())
-    heads = [value for value in rows if _is_weighted_sum(value)] or ([] if certain else rows[:1])
+    heads = [value for value in rows if is_weighted_sum(value)] or ([] if certain else rows[:1])
     return {**found, **{str(value.name): "number" if certain else "classes" for value in heads}}
 
 
@@ -135,7 +147,7 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.is_floating_point()
 
 
-def _is_weighted_sum(value: ir.Value) -> bool:
+def is_weighted_sum(value: ir.Value) -> bool:
     """Tell whether a layer of weights computes an output, and nothing else uses what it computes."""
     node = last_node(value)
     if node is None or value.uses() or len(node.outputs[0].uses()) > 1:
