@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,3 +108,16 @@ def test_json_of_outputs():
     assert other["outputs"]["y"]["sqnr_db"] is None  # infinite
     assert other["same_top_answer"]["count"] == 2
     assert other["same_top_answer"]["interval"][1] == pytest.approx(100)
+
+
+def test_the_order_of_the_models_is_doubted_where_the_first_is_by_far_the_smallest():
+    evaluation = detent.evaluate([SAME, WORSE], one_hot(0, 1, 2, 3), labels=[0, 1, 2, 3])
+    first, other = evaluation.models
+    doubt = "name the float one first"
+
+    def text(small, large):
+        models = [replace(first, bytes=small), replace(other, bytes=large)]
+        return str(replace(evaluation, models=models))
+
+    assert doubt in text(400, 1000)
+    assert doubt not in text(500, 1000) and doubt not in text(1000, 400)

@@ -40,7 +40,7 @@ def evaluation_document(result: evaluated.Evaluation) -> doc.Document:
         "evaluation",
         f"{names}{more}",
         [f"Evaluated on {result.data}."],
-        [result.note],
+        [result.note, _order(first, others)],
         _verdict(first, others),
         _figures(first, others),
         [
@@ -53,6 +53,16 @@ def evaluation_document(result: evaluated.Evaluation) -> doc.Document:
             *(_changed_samples(first, other) for other in others),
         ],
         [_verdict(first, others).text, _next(first, others)],
+    )
+
+
+def _order(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> str:
+    """Doubt the order of models whose first is by far the smallest file: losses are those against the first."""
+    sizes = [each.bytes for each in others if each.bytes is not None]
+    if first.bytes is None or not sizes or 2 * first.bytes >= min(sizes):
+        return ""
+    return (
+        f"Losses are those against {Path(first.model).name}. If that is the quantized model, name the float one first."
     )
 
 
