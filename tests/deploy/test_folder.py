@@ -32,6 +32,7 @@ def quantized(tmp_path_factory):
 def test_the_folder_runs_without_an_npu_and_says_so(quantized, tmp_path, device, options):
     done = deploy(quantized, tmp_path / "out", device, samples=2)
     assert "2 samples of random numbers" in str(done)
+    assert ("Warning: it was not quantized for the rounding of phx" in str(done)) == (device == "phx")
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     assert (settings["provider_options"], settings["needs_overlay"]) == (options, device == "phx")
     assert settings["foreseen_nodes"] == "{} of {}".format(*done.check.report_nodes)

@@ -85,7 +85,7 @@ def test_a_single_layer_is_said_to_be_doubtful_once():
     model = quantized(SMALL_MODELS["pools"]())
     assert "may leave all of it to the CPU, since it has a single Conv; else" in str(detent.check(model))
     on_phoenix = detent.check(model, "phx")
-    assert not on_phoenix.warnings
+    assert not [each for each in on_phoenix.warnings if "Conv" in each.what + each.why]
     assert "takes all of it" in str(on_phoenix)
 
 

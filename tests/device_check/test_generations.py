@@ -166,7 +166,7 @@ def test_which_resize_phoenix_takes(factor, how, taken):
 def test_slopes_are_whole_numbers_of_256ths():
     nodes = [node("Conv", "x w", "a"), node("LeakyRelu", "a", "b", alpha=0.2), node("Conv", "b v", "y")]
     proto = build(nodes, "y", {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)})
-    model = quantized(proto)
+    model = quantized(proto, device="phx")
     assert not package.check(model, "phx").warnings
     leaky = next(each for each in model.graph.node if each.op_type == "LeakyRelu")
     leaky.attribute[0].f = 0.2
@@ -177,7 +177,7 @@ def test_without_a_device_what_generations_disagree_about_is_said():
     model = quantized(swish())
     assert [each.op_type for each in package.check(model).warnings] == ["HardSigmoid"] * 2
     assert package.check(model).accepted
-    assert not package.check(model, "phx").warnings
+    assert not package.check(quantized(swish(), device="phx"), "phx").warnings
 
 
 def test_a_float_model_is_checked_with_the_recipe_that_quantize_would_choose():
@@ -255,3 +255,13 @@ def test_devices_are_listed(detent):
 def test_the_time_on_this_cpu_beside_the_estimate(detent, tmp_path):
     onnx.save(quantized(conv_relu_conv()), tmp_path / "m.onnx")
     assert "the CPU is likely to win" in detent("check", tmp_path / "m.onnx", "--device", "phx", "--time").out
+
+
+def test_a_file_says_which_rounding_it_was_made_for():
+    plain, phoenix = quantized(conv_relu_conv()), quantized(conv_relu_conv(), device="phx")
+    rounding = [[each.what for each in package.check(model, device).warnings if "round" in each.what + each.why]
+                for model in (plain, phoenix) for device in ("phx", "stx")]  # fmt: skip
+    assert rounding[0] == ["it was not quantized for the rounding of phx"] and rounding[1] == [] == rounding[2]
+    assert rounding[3] == ["its weights and biases make up for ties that are rounded upwards"]
+    plain.producer_name = "another tool"
+    assert not any("round" in each.what for each in package.check(plain, "phx").warnings)

@@ -29,7 +29,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array, Sample
 from detent.observe.sources import input_specs, open_source
 from detent.results import Result
-from detent.results.checked import DeviceCheck
+from detent.results.checked import MODEL, DeviceCheck
 
 CRASHES = ("LSTM", "GRU", "If", "Loop")  # operators that ended the process when a session was made
 
@@ -50,9 +50,11 @@ class Deployment(Result):
     def __str__(self) -> str:
         kind = "samples of random numbers (--data DIR takes real ones)" if self.random else "samples"
         expected = "computed in integers, as the device does" if self.emulated else "computed by onnxruntime"
+        whole = [finding for finding in self.check.warnings if finding.node == MODEL]
+        warnings = "".join(f"Warning: {each.what}: {each.why}. Fix: {each.fix}\n" for each in whole)
         return (
             f"Wrote {self.folder}: {', '.join(self.files)}. {self.samples} {kind}, with answers {expected}.\n"
-            f"{self.check}\nNext: copy it to the {self.device} machine, and there: python run_npu.py"
+            f"{self.check}\n{warnings}Next: copy it to the {self.device} machine, and there: python run_npu.py"
         )
 
 

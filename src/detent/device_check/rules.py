@@ -23,7 +23,7 @@ import onnx_ir as ir
 from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
-from detent.devices.device import LEFT_BY_ALL, Device
+from detent.devices.device import LEFT_BY_ALL, ROUNDING_KEY, Device
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, made_by, rank, static_shape
 from detent.plan.layout import bias_input
@@ -191,7 +191,25 @@ def _has_fixed_results(network: CheckedNetwork) -> Iterator[Finding]:
             )
 
 
-MODEL_RULES: tuple[ModelRule, ...] = (_has_opset, _has_fixed_inputs, _has_fixed_results)
+def _is_made_for_rounding(network: CheckedNetwork) -> Iterator[Finding]:
+    """Find files of Detent whose weights and biases do not make up for the rounding of the device, or for another."""
+    device, made = network.device, network.model.metadata_props.get(ROUNDING_KEY, "half-even")
+    if (
+        device.generation is None
+        or not (device.shifts and network.quantized)
+        or network.model.producer_name != "detent"
+    ):
+        return
+    name, fix = device.generation.name, f"`detent quantize --device {device.generation.name}` of the float model"
+    if device.rounding == "dpu" and made != "dpu":
+        why = f"{name} rounds ties upwards: all layers are off a little, unless weights and biases make up for it"
+        yield of_model("warning", f"it was not quantized for the rounding of {name}", why, fix)
+    elif device.rounding != made:
+        why = f"{name} rounds ties to even"
+        yield of_model("warning", "its weights and biases make up for ties that are rounded upwards", why, fix)
+
+
+MODEL_RULES: tuple[ModelRule, ...] = (_has_opset, _has_fixed_inputs, _has_fixed_results, _is_made_for_rounding)
 
 
 def _is_large_enough(network: CheckedNetwork) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
 from detent.device_check import check_graph
 from detent.devices.catalog import device_of
+from detent.devices.device import ROUNDING_KEY
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
@@ -89,6 +90,8 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
         else:
             _loaded(final, checked=final is first.model and recipe.format != "qoperator")
         parts, between = _parts(final, observed, first.rounded)
+        if recipe.rounding != "half-even":
+            parts[0].metadata_props[ROUNDING_KEY] = recipe.rounding
         device = device_of(recipe)
         reasons = {name: each.reason for name, each in plan.layout.decisions.items() if not each.quantized}
         takes = device.takes_models_of(recipe)
