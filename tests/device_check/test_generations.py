@@ -262,6 +262,6 @@ def test_a_file_says_which_rounding_it_was_made_for():
     rounding = [[each.what for each in package.check(model, device).warnings if "round" in each.what + each.why]
                 for model in (plain, phoenix) for device in ("phx", "stx")]  # fmt: skip
     assert rounding[0] == ["it was not quantized for the rounding of phx"] and rounding[1] == [] == rounding[2]
-    assert rounding[3] == ["its weights and biases make up for ties that are rounded upwards"]
+    assert rounding[3] == ["it was quantized for a device that rounds ties upwards"]
     plain.producer_name = "another tool"
     assert not any("round" in each.what for each in package.check(plain, "phx").warnings)

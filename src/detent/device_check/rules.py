@@ -192,21 +192,18 @@ def _has_fixed_results(network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _is_made_for_rounding(network: CheckedNetwork) -> Iterator[Finding]:
-    """Find files of Detent whose weights and biases do not make up for the rounding of the device, or for another."""
-    device, made = network.device, network.model.metadata_props.get(ROUNDING_KEY, "half-even")
-    if (
-        device.generation is None
-        or not (device.shifts and network.quantized)
-        or network.model.producer_name != "detent"
-    ):
+    """Find files of Detent that were quantized for another rounding than the device's."""
+    device, generation, model = network.device, network.device.generation, network.model
+    if generation is None or not (device.shifts and network.quantized) or model.producer_name != "detent":
         return
-    name, fix = device.generation.name, f"`detent quantize --device {device.generation.name}` of the float model"
+    made, name = model.metadata_props.get(ROUNDING_KEY, "half-even"), generation.name
+    fix = f"`detent quantize --device {name}` of the float model"
     if device.rounding == "dpu" and made != "dpu":
         why = f"{name} rounds ties upwards: all layers are off a little, unless weights and biases make up for it"
         yield of_model("warning", f"it was not quantized for the rounding of {name}", why, fix)
     elif device.rounding != made:
-        why = f"{name} rounds ties to even"
-        yield of_model("warning", "its weights and biases make up for ties that are rounded upwards", why, fix)
+        why = f"{name} rounds them to even"
+        yield of_model("warning", "it was quantized for a device that rounds ties upwards", why, fix)
 
 
 MODEL_RULES: tuple[ModelRule, ...] = (_has_opset, _has_fixed_inputs, _has_fixed_results, _is_made_for_rounding)

@@ -34,7 +34,7 @@ from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
 from detent.recipe.recipe import DEFAULT
 
-ROUNDING_KEY = "detent.rounding"  # where a file says which rounding its numbers were chosen for, if not half-even
+ROUNDING_KEY = "detent.rounding"  # where a file says which rounding it was quantized for, if not half-even
 
 Confidence = Literal["measured", "log", "documented", "staff", "user", "inferred"]
 

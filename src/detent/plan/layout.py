@@ -289,12 +289,12 @@ def _moves_among_float(graph: ir.Graph, decisions: Mapping[str, Decision]) -> li
         ends = any(value.is_graph_output() for value in node.outputs)
         if readers and not ends and not any(is_quantized(use) and use not in to_float for use in readers):
             to_float.add(node)
-    found: list[ir.Node] = []
+    found: dict[ir.Node, None] = {}
     for node in nodes:
         makers = [maker for value in data_inputs(node) if (maker := value.producer()) is not None]
         if node in to_float and not any(is_quantized(maker) and maker not in found for maker in makers):
-            found.append(node)
-    return found
+            found[node] = None
+    return list(found)
 
 
 def leave_float(model: ir.Model, layout: Layout, values: Collection[str], reason: str) -> Layout:
