@@ -77,6 +77,7 @@ def test_the_graph_computes_it_with_exact_factors_and_the_codes_of_the_input():
     kinds = [each.op_type for each in report.model.graph.node]
     assert kinds.count("HardSigmoid") == 2 and "Sigmoid" not in kinds
     assert report.device.accepted and report.device.subgraphs == 1
+    assert any("two HardSigmoids" in each and "'gate'" in each for each in report.warnings), "the price is said"
 
 
 def test_it_is_nearer_to_float_than_one_gate():

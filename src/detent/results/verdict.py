@@ -355,6 +355,12 @@ def warnings_for(report: Report) -> list[str]:
             f"{len(hard)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hard[0]}'). They "
             "differ by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
         )
+    gates = [change.node for change in report.changes if change.by == "SiluToTwoGates"]
+    if gates:
+        found.append(
+            f"{len(gates)} SiLU are computed by two HardSigmoids each ('{gates[0]}'): nearer to float, but five nodes more "
+            "for each take time on the device, and no network with them was seen on one yet. Measure it there."
+        )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
