@@ -358,8 +358,8 @@ def warnings_for(report: Report) -> list[str]:
     gates = [change.node for change in report.changes if change.by == "SiluToTwoGates"]
     if gates:
         found.append(
-            f"{len(gates)} SiLU are computed by two HardSigmoids each ('{gates[0]}'): nearer to float, but five nodes more "
-            "for each take time on the device, and no network with them was seen on one yet. Measure it there."
+            f"{len(gates)} SiLU are computed by two HardSigmoids each ('{gates[0]}'): nearer to float, but five nodes "
+            "more for each take time on the device, and no network with them was seen on one yet. Measure it there."
         )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
