@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import detent
 from detent.devices.two_gates import FLAT, STEEP, SiluToTwoGates
+from detent.pipeline import trials
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.recipe.recipe import find_preset
@@ -132,3 +135,43 @@ def test_a_layer_is_refined_through_both_gates_towards_the_float_silu():
     x = np.linspace(-5, 5, 11)
     np.testing.assert_allclose(float_curve(x), x / (1 + np.exp(-x)))
     assert gates_of(layer, layout, {}) is None, "what was no Sigmoid is computed as it is written"
+
+
+@pytest.fixture
+def bad_with_one(monkeypatch):
+    """Call a result bad whose worst output is below what two gates reach."""
+    judge = trials.judge
+
+    def strict(fidelity, doubts=()):
+        level = "worse" if fidelity.outputs["y"].sqnr_db < 25 else "close"
+        return replace(judge(fidelity, doubts), level=level)
+
+    monkeypatch.setattr(trials, "judge", strict)
+
+
+@pytest.mark.usefixtures("bad_with_one")
+def test_two_gates_are_taken_where_one_is_worse_than_float_and_two_are_nearer():
+    report = detent.quantize(silu_layers(), None, IMAGES, "XINT8")
+    assert report.recipe.also == (STEP,)
+    assert report.model.SerializeToString() == quantized(silu_layers()).model.SerializeToString()
+    (note,) = [each for each in report.remarks if STEP in each]
+    kept = detent.quantize(silu_layers(), None, IMAGES, "XINT8", set=[f"without={STEP}"])
+    assert f"{kept.fidelity.outputs['y'].sqnr_db:.1f} dB" in note
+    assert f"{report.fidelity.outputs['y'].sqnr_db:.1f} dB" in note
+    assert kept.recipe.also == () and "SiluToTwoGates" not in {each.by for each in kept.changes}
+    assert {"calibrate", "refine", "measure", "try"} <= set(report.seconds), "what was tried took time too"
+
+
+@pytest.mark.usefixtures("bad_with_one")
+@pytest.mark.parametrize(
+    "options",
+    [{"recipe": "XINT8", "refine": "none"}, {"recipe": "A8W8"}, {"recipe": "XINT8", "dry_run": True}],
+    ids=["no accuracy steps", "a device with Sigmoid", "nothing is run"],
+)
+def test_one_gate_stays_where_nothing_is_to_be_improved(options):
+    assert detent.quantize(silu_layers(), None, IMAGES, **options).recipe.also == ()
+
+
+def test_a_result_that_is_close_keeps_one_gate():
+    report = detent.quantize(silu_layers(), None, IMAGES, "XINT8")
+    assert report.judgement.level not in ("worse", "broken") and report.recipe.also == ()

@@ -39,6 +39,7 @@ from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.convert.quantizing_nodes import WithoutClippedRelu
 from detent.devices.catalog import find_device
+from detent.devices.two_gates import SiluToTwoGates
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import MinMax
@@ -163,7 +164,8 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
         weight_pairs=recipe.weight_pairs or cast,
         refinement=refinement,
         clip_outputs=True,
-        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step()))),  # Quark leaves keepdims=0 a mean
+        # Quark leaves keepdims=0 a mean, and has one HardSigmoid for a SiLU.
+        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step(), SiluToTwoGates.step()))),
         fuse=() if blocks else recipe.fuse,
     )
 

@@ -7,7 +7,8 @@ deviations from 1 to 3. That is more than rounding to 8 bits costs, it is the sa
 behind it can undo it. The a and b below minimize the mean over those distributions: 31 dB, and at most 0.08.
 
 It is five elementwise nodes more for each SiLU, which take time. The device was seen to take each of these operators,
-but not yet a network with this in it: so a recipe has to ask for it (`also`).
+but not yet a network with this in it. So it is made only if a recipe asks for it (`also`), or if one gate was measured
+to be worse than float and two to be nearer (`pipeline.trials`).
 
     x ---- Mul a ---- HardSigmoid --+
     x ---- Mul b ---- HardSigmoid --+-- Add --+

@@ -4,7 +4,8 @@
     observed   equalize -> sweep
     planned    choose parameters -> constrain them for the device
     refined    bias correction, AdaRound, ...: weights, biases and ranges by what they do
-    written    emit -> measure -> check for the device -> save
+    measured   emit -> measure
+    written    check for the device -> save
 
 Decisions are made on the plan, weights are encoded once at emission, and nothing is written before everything held.
 """
@@ -12,6 +13,7 @@ Decisions are made on the plan, weights are encoded once at emission, and nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 
@@ -25,9 +27,16 @@ from detent.pipeline.observed import Observed, observe
 from detent.pipeline.planned import Planned, make_planned
 from detent.pipeline.prepared import Prepared, Stopwatch, prepare_model
 from detent.pipeline.refined import Refined, refine_plan
-from detent.pipeline.written import Written, write
+from detent.pipeline.written import Measured, Written, measure, write
+from detent.recipe import Recipe
 from detent.results.quantized import Calibration, Notes, Report
 from detent.results.tensors import Pictures, distributions_of, network_of
+
+OBSERVING = ("load", "prepare", "equalize", "calibrate")
+"""Stages that two runs share if only what comes later differs."""
+
+TRYING = "try"
+"""What was run, but is not in the result."""
 
 
 class Run:
@@ -39,8 +48,11 @@ class Run:
 
     def __init__(self, job: Job, earlier: Sequence[Observed] = ()) -> None:
         self.job = job
+        self.note = ""  # for the report
         self._watch = Stopwatch(job.progress)
         self._earlier = next((each for each in earlier if each.serves(job)), None)
+        if not earlier:
+            take_fallbacks()  # of what this process did before
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -65,23 +77,34 @@ class Run:
         return refine_plan(self.planned, self._watch)
 
     @cached_property
+    def measured(self) -> Measured:
+        """The quantized model, and how far it is from float."""
+        return measure(self.refined, self._watch)
+
+    @cached_property
     def written(self) -> Written:
-        """The quantized model, measured and saved."""
-        return write(self.refined, self._watch)
+        """The quantized model, saved."""
+        return write(self.measured, self._watch)
+
+    def with_recipe(self, recipe: Recipe) -> Run:
+        """Return a run with another recipe in place of this one. It shares what it can, and counts all time."""
+        other = Run(replace(self.job, recipe=recipe), (self.observed,))
+        for name, seconds in self._watch.seconds.items():
+            kept = name if name in OBSERVING else TRYING
+            other._watch.seconds[kept] = other._watch.seconds.get(kept, 0.0) + seconds
+        return other
 
     def report(self) -> Report:
         """Go through all stages and report. Raise a DetentError, and leave no output, if anything is wrong."""
         if self.job.options["dry_run"]:
             return self._decisions()
-        take_fallbacks()  # of what this process did before
-        network = network_of(self.planned.model)  # which is emitted in place
-        written, planned, observed = self.written, self.planned, self.observed
+        written, measured, planned, observed = self.written, self.measured, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan
         notes = Notes([*planned.notes.changes, *written.changes], [*planned.notes.declined, *written.declined])
         calibration = _calibration(prepared.job, observed.source, observation, observed.findings)
         nodes, recipe = list(plan.layout.decisions.values()), prepared.job.recipe
-        fidelity, tensors, in_sample = written.fidelity, written.tensors, observation.in_sample
         remarks = [
+            *([self.note] if self.note else []),
             *prepared.warnings,
             *planned.unsettled,
             *observation.notes,
@@ -95,7 +118,7 @@ class Run:
             output=None if self.job.output is None else str(self.job.output),
             recipe=recipe,
             nodes=nodes,
-            tensors=tensors,
+            tensors=measured.tensors,
             changes=notes.changes,
             declined=notes.declined,
             moves=plan.moves,
@@ -105,14 +128,14 @@ class Run:
             widening=planned.widening,
             refined=self.refined.layers,
             calibration=calibration,
-            fidelity=fidelity,
-            in_sample=in_sample,
+            fidelity=measured.fidelity,
+            in_sample=observation.in_sample,
             bytes_before=stored_bytes(self.job.model),
             bytes_after=written.bytes,
             seconds=self._watch.seconds,
             remarks=remarks,
             device=written.device,
-            pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels, network),
+            pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels, measured.network),
             model=written.protos[0] if written.protos else None,
             tail_model=written.protos[1] if written.cut is not None and written.protos else None,
             cut=written.cut,

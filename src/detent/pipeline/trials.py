@@ -1,9 +1,13 @@
-"""Try what may help a bad result, so that a suggestion is a measured one.
+"""Try what may help a bad result: to take it where it costs no other format, else so that a suggestion is measured.
 
-Only if the verdict is that the result is worse than float or broken, and within the time that the run took, at most
-MOST_SECONDS. Each trial quantizes with one thing changed, on the same calibration samples, writes nothing, and is
-measured on the same held-out samples. The cheapest are tried first, by what the stages of the run took, and one that is
-not expected to end in time is not begun. What was tried and did not help is not suggested.
+SiLU by two gates is taken before anything is written (`with_better_gates`), if one gate is worse than float and two are
+nearer by LEAST_GAIN. That costs some time on the device, which is said, and no other number format.
+
+Everything else is suggested. It is tried only if the verdict is that the result is worse than float or broken, and
+within the time that the run took, at most MOST_SECONDS. Each trial quantizes with one thing changed, on the same
+calibration samples, writes nothing, and is measured on the same held-out samples. The cheapest are tried first, by what
+the stages of the run took, and one that is not expected to end in time is not begun. What was tried and did not help is
+not suggested.
 """
 
 from __future__ import annotations
@@ -12,22 +16,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from detent.devices.rewrites import SigmoidToHardSigmoid
 from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import DetentError, UsageError
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import check_recipe
-from detent.pipeline.run import Run
+from detent.pipeline.run import OBSERVING, TRYING, Run
 from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
 from detent.results.quantized import Report, Trial
-from detent.results.verdict import exclusions, hardened, many_clipped, refinement_to_try, worst_sqnr
+from detent.results.verdict import (
+    LEAST_GAIN,
+    exclusions,
+    hardened,
+    judge,
+    many_clipped,
+    refinement_to_try,
+    worst_sqnr,
+)
 
-STAGE = "try"
 LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
-OBSERVING = ("load", "prepare", "equalize", "calibrate")
-"""Stages that a trial shares with the run if only what comes later differs."""
 
 LEARNING_WEIGHTS = 4.0
 """How many times as long a refinement takes that chooses weights as one that corrects biases."""
@@ -48,7 +58,8 @@ class _Change:
     def seconds(self, run: Run, report: Report) -> float:
         """Return how long it should take, by what the stages of the run took."""
         served = self.same_data and run.observed.serves(self.job)
-        known = {name: each for name, each in report.seconds.items() if not (served and name in OBSERVING)}
+        shared = (TRYING, *OBSERVING) if served else (TRYING,)
+        known = {name: each for name, each in report.seconds.items() if name not in shared}
         refinement, before = self.job.recipe.refinement, run.job.recipe.refinement
         learns = refinement is not None and refinement.learns_weights
         if learns and not (before is not None and before.learns_weights):
@@ -56,13 +67,45 @@ class _Change:
         return sum(known.values())
 
 
+def with_better_gates(run: Run) -> Run:
+    """Return the run, or one that computes each SiLU by two gates where one is worse than float and two are nearer.
+
+    Nothing is written yet. A recipe that names the step decides by itself; one without a refinement asks for none.
+    """
+    recipe, step = run.job.recipe, SiluToTwoGates.step()
+    if run.job.options["dry_run"] or recipe.refinement is None or recipe.also or step in recipe.without:
+        return run
+    if not any(change.by == SigmoidToHardSigmoid.__name__ for change in run.planned.notes.changes):
+        return run
+    before = _worst_if_bad(run)
+    if before is None:
+        return run
+    gated = run.with_recipe(with_settings(recipe, (f"also={step}",)))
+    if not any(change.by == SiluToTwoGates.__name__ for change in gated.planned.notes.changes):
+        return run
+    fidelity = gated.measured.fidelity
+    after = None if fidelity is None else worst_sqnr(fidelity)
+    if after is None or after < before + LEAST_GAIN:
+        return run
+    gated.note = (
+        f"With one HardSigmoid for each SiLU the result was worse than float: {before:.1f} dB, and {after:.1f} dB with "
+        f"two, so these were taken. `--set without={step}` keeps one, which is quicker on the device."
+    )
+    return gated
+
+
+def _worst_if_bad(run: Run) -> float | None:
+    """Return the SQNR of the worst output if the verdict is bad and there are samples to measure again; else None."""
+    observed, fidelity = run.observed, run.measured.fidelity
+    if observed.source is None or not observed.source.repeatable or observed.observation.in_sample or fidelity is None:
+        return None
+    bad = judge(fidelity, observed.findings).level in ("worse", "broken")
+    return worst_sqnr(fidelity) if bad else None
+
+
 def with_trials(run: Run, report: Report) -> Report:
     """Return the report with what was tried, if its verdict is bad and there are samples to measure on."""
-    source = run.observed.source if not report.dry_run else None
-    bad = report.judgement is not None and report.judgement.level in ("worse", "broken")
-    if not bad or report.in_sample or source is None or not source.repeatable or report.fidelity is None:
-        return report
-    before = worst_sqnr(report.fidelity)
+    before = None if report.dry_run else _worst_if_bad(run)
     if before is None:
         return report
     end = perf_counter() + min(max(sum(report.seconds.values()), LEAST_SECONDS), MOST_SECONDS)
@@ -72,7 +115,7 @@ def with_trials(run: Run, report: Report) -> Report:
     for cost, tried in sorted(costs, key=lambda each: each[0]):
         if perf_counter() + cost > end:
             break
-        run.job.progress(STAGE, len(trials), None)
+        run.job.progress(TRYING, len(trials), None)
         try:
             after = _measured(tried, run, end)
         except _OutOfTimeError:
@@ -89,7 +132,7 @@ def _measured(tried: _Change, run: Run, end: float) -> float | None:
         if perf_counter() > end:
             raise _OutOfTimeError
 
-    watch(STAGE, 0, None)
+    watch(TRYING, 0, None)
     earlier = (run.observed,) if tried.same_data else ()
     fidelity = Run(tried.job.with_options(progress=watch), earlier).report().fidelity
     return None if fidelity is None else worst_sqnr(fidelity)
@@ -119,7 +162,7 @@ def changes_of(recipe: Recipe, clipped: bool = False, *, hardened: bool = False)
 
     `clipped`: much is cut off at the ends of the ranges. `hardened`: a Sigmoid became a HardSigmoid.
     """
-    if hardened and not recipe.also:
+    if hardened and not recipe.also and SiluToTwoGates.step() not in recipe.without:
         setting = f"also={SiluToTwoGates.step()}"
         yield f"--set {setting}", with_settings(recipe, (setting,))
     if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:

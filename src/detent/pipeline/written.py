@@ -1,4 +1,4 @@
-"""The last stage: write the plan into the graph, measure and check the result, and save it.
+"""The last two stages: write the plan into the graph and measure the result; check it for the device and save it.
 
 Two forms are written, one after the other. The first computes the same numbers in plain float operators between
 roundings, so that every value on the way can be compared with float; the last is what the file holds.
@@ -40,24 +40,34 @@ from detent.prepare import FixBatch, FoldConstants, prepare
 from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.results.checked import DeviceCheck
-from detent.results.tensors import Fidelity, TensorReport, describe_activations
+from detent.results.tensors import Fidelity, NetworkNode, TensorReport, describe_activations, network_of
 from detent.version import __version__
 
 EMULATED = 16  # samples to measure on if a model is computed in integers, which takes several times as long
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
-    """The quantized model, saved, and what it costs. `protos` are the model itself if there is no output file.
+class Measured:
+    """The quantized model in its first form, and what it costs. `fidelity` is None without data to measure with.
 
-    With `cut`, it is two models.
-
-    `fidelity` is None without data to measure with, `device` if the recipe is for no known device.
+    `network` is the float model as it was planned.
     """
 
     refined: Refined
+    network: tuple[NetworkNode, ...]
+    first: FirstForm
     tensors: Sequence[TensorReport]
     fidelity: Fidelity | None
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """The quantized model, saved. `protos` are the model itself if there is no output file; with `cut`, it is two.
+
+    `device` is None if the recipe is for no known device.
+    """
+
+    measured: Measured
     changes: Sequence[Change]
     declined: Sequence[Change]
     device: DeviceCheck | None
@@ -67,20 +77,27 @@ class Written:
     cut: Cut | None = None
 
 
-def write(refined: Refined, watch: Stopwatch) -> Written:
-    """Write the plan into the graph, measure the result, bring it into its last form, check it and save it."""
-    observed, plan = refined.planned.observed, refined.plan
-    job, recipe, observation = observed.prepared.job, observed.prepared.job.recipe, observed.observation
+def measure(refined: Refined, watch: Stopwatch) -> Measured:
+    """Write the plan into the graph, and measure the result."""
+    observed, model, plan = refined.planned.observed, refined.planned.model, refined.plan
     with watch.step("emit"):
-        opened = refined.opened
-        first = write_plan(refined.planned.model, plan, recipe) if opened is None else opened.form
+        network, opened = network_of(model), refined.opened
+        # In place: a copy would be another one of all weights.
+        first = write_plan(model, plan, observed.prepared.job.recipe) if opened is None else opened.form
         _check(first.model)
     with watch.step("measure"):
         # Before the last form is made: it renames and merges nodes, and then no tensor inside could be compared by
         # name.
         fidelity = _measure(observed, first, opened)
         measured = fidelity.tensors if fidelity else {}
-        tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
+        tensors = [*refined.constants, *describe_activations(plan, observed.observation.statistics, measured)]
+    return Measured(refined, network, first, tensors, fidelity)
+
+
+def write(measured: Measured, watch: Stopwatch) -> Written:
+    """Bring the model into its last form, check it and save it."""
+    first, plan, observed = measured.first, measured.refined.plan, measured.refined.planned.observed
+    job, recipe = observed.prepared.job, observed.prepared.job.recipe
     with watch.step("save"):
         # Everything that can refuse the model stands before the file is written, so a failed run leaves no half result.
         final, declined = last_form(first, plan, recipe)
@@ -100,7 +117,7 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     cut = None
     if between:
         cut = Cut(None if job.output is None else str(tail_file(job.output)), sizes[1], tuple(between))
-    return Written(refined, tensors, fidelity, changes, declined, taken, protos, sizes[0], first.warnings, cut)
+    return Written(measured, changes, declined, taken, protos, sizes[0], first.warnings, cut)
 
 
 def _fix_for_device(final: ir.Model, prepared: Prepared) -> list[Change]:
