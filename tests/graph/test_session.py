@@ -10,6 +10,7 @@ from detent.graph import session
 from detent.graph.load import load
 from detent.graph.session import Runner, check_operators, first_line, open_session, session_options, usable_cores
 from tests.conftest import tiny_model
+from tests.models import as_ir, build, info, node, normal
 
 
 def test_fetches_outputs_and_inner_values(samples):
@@ -197,3 +198,38 @@ def test_data_that_no_form_of_the_model_takes_is_not_told_as_a_fallback():
     with pytest.raises(DataError):
         Runner(load(tiny_model()))({"x": np.ones((1, 3, 8), np.float32)})
     assert not session.take_fallbacks()
+
+
+def transposed_constants():
+    """Return layers with a constant between two Transposes, which onnxruntime moves away by transposing it in place."""
+    nodes = [
+        node("Gather", "table index", "g"),
+        node("Add", "x g", "h"),
+        node("MatMul", "h w", "m"),
+        *(node("Transpose", "m", "t", perm=[0, 2, 1]), node("Add", "t square", "a"), node("Relu", "a", "r")),
+        node("Transpose", "r", "u", perm=[0, 2, 1]),
+        node("MatMul", "u w", "y"),
+    ]
+    constants = {
+        "table": normal(4, 160, 160),
+        "index": np.array([2], np.int64),
+        "w": normal(160, 160, seed=1) / 12,
+        "square": normal(1, 160, 160, seed=2),
+    }
+    return build(nodes, "y", constants, [info("x", (1, 160, 160))])
+
+
+def test_huge_models_share_their_weights_with_the_session_and_answer_the_same(monkeypatch):
+    model, feeds = as_ir(transposed_constants()), {"x": normal(1, 160, 160, seed=3)}
+    copied = session.Runner(model)
+    monkeypatch.setattr(session, "HUGE_MODEL", 0)
+    shared = session.Runner(model)
+    assert shared._shared == {"table", "w"} and not copied._shared
+    np.testing.assert_allclose(shared(feeds)[0], copied(feeds)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_only_weights_that_no_other_operator_reads_are_shared():
+    nodes = [("Gemm", ["x", "w", "b"]), ("MatMul", ["h", "w"]), ("MatMul", ["v", "h"]), ("Mul", ["h", "u"])]
+    assert session.read_as_they_are(nodes) == {"w"}
+    assert session.read_as_they_are([*nodes, ("Add", ["w", "h"])]) == set()
+    assert session.read_as_they_are([("Gather", ["w", "i"]), ("MatMul", ["w", "w"])]) == set()

@@ -7,6 +7,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import detent
 from detent.errors import ModelError
 from detent.pipeline import prepared
+from detent.pipeline.job import make_job
 from detent.progress import silent
 from tests.conftest import tiny_model
 from tests.models import build, node, normal
@@ -51,3 +52,22 @@ def test_an_ir_version_of_the_future_is_no_obstacle(samples):
     model = tiny_model()
     model.ir_version = 99
     assert detent.quantize(model, None, samples).model.ir_version < 20
+
+
+def test_the_given_model_shares_its_weights_with_the_one_that_is_prepared_if_they_are_large(tiny, samples, monkeypatch):
+    def shared(job):
+        ready = prepared.prepare_model(job, prepared.Stopwatch(silent))
+        given, model = ready.original.open()._model, ready.model
+        values = {name: value.const_value for name, value in given.graph.initializers.items()}
+        return [each.const_value is values.get(name) for name, each in model.graph.initializers.items()], ready
+
+    job = make_job(tiny, samples, "XINT8")
+    assert not any(shared(job)[0])
+    monkeypatch.setattr(prepared, "LARGE_MODEL", 0)
+    found, ready = shared(job)
+    assert any(found)
+    ready.original.keep([])
+    assert ready.original._given is None, "its weights are free when all was answered"
+    small = detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()
+    monkeypatch.undo()
+    assert small == detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()

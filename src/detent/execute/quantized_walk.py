@@ -27,11 +27,13 @@ from detent.errors import DataError
 from detent.execute.code_tables import CodeTable, KnownFunctions, are_elementwise, every_code
 from detent.graph.save import serialize
 from detent.graph.session import (
+    LARGE_MODEL,
     RUNTIME_ERRORS,
     Feeds,
     first_line,
     initializers,
     open_session,
+    read_as_they_are,
     segment_options,
     usable_cores,
     with_weights,
@@ -105,7 +107,12 @@ class Program:
         graph = onnx.helper.make_graph(protos, "segment", inputs, results, [*tensors, *captured.values()])
         opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
-        self._session = open_session(serialize(proto), with_weights(segment_options(), large))
+        options, shared = segment_options(), set[str]()
+        if sum(array.nbytes for array in large.values()) >= LARGE_MODEL:
+            options.add_session_config_entry("session.disable_prepacking", "1")  # which would be another copy
+            shared = read_as_they_are((node.op_type, node.input) for node in protos) & set(large)
+        self._in_use = with_weights(options, large, shared)
+        self._session = open_session(serialize(proto), options)
 
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""

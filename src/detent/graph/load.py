@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     else:
         path = Path(model)
         proto = read_proto(path)
+        _EXTERNAL_FILES[_version_of(path)] = sorted(external_files(proto))
         check_functions(proto, where)  # first: native code would write them out
         finish_trial(path)
         graph_model = _deserialize(proto, where, folder=path.parent)
@@ -274,16 +275,20 @@ def stored_bytes(model: ModelLike) -> int:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the model's file and those that hold its external data."""
+    """Return the model's file and those that hold its external data. To find these, all of a new file is read."""
+    version = _version_of(path)
+    if version not in _EXTERNAL_FILES:
+        _EXTERNAL_FILES[version] = sorted(external_files(read_proto(path)))
+    return [path, *(path.parent / location for location in _EXTERNAL_FILES[version])]
+
+
+_EXTERNAL_FILES: dict[tuple[Path, int, int], list[str]] = {}  # of the files that this process has read
+
+
+def _version_of(path: Path) -> tuple[Path, int, int]:
+    """Return what tells a file that was replaced from the one before."""
     stat = path.stat() if path.is_file() else None
-    version = (0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size)
-    return [path, *(path.parent / location for location in _locations(path, *version))]
-
-
-@lru_cache(maxsize=8)
-def _locations(path: Path, modified: int, size: int) -> list[str]:  # noqa: ARG001  (both tell a file that was replaced)
-    """Return where a file's external data lies. To find that, all of it is read."""
-    return sorted(external_files(read_proto(path)))
+    return (path, 0, 0) if stat is None else (path, stat.st_mtime_ns, stat.st_size)
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

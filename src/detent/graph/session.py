@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
@@ -249,7 +249,8 @@ class Runner:
         onnxruntime rewrote it for this CPU, with its large weights in a file beside it.
         """
         options = exact_options() if exact else session_options()
-        if _bytes_as_floats(model) >= HUGE_MODEL:
+        huge = _bytes_as_floats(model) >= HUGE_MODEL
+        if huge:
             # Weights would be copied into the order in which products read them.
             options.add_session_config_entry("session.disable_prepacking", "1")
         if optimized is not None:
@@ -261,10 +262,12 @@ class Runner:
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
         self._exact, self._providers, self._lock = exact, providers, Lock()
         self._weights = _large_weights(model)
+        self._shared = _shareable(model, self._weights) if huge else set()
         # Two large models at a time would take twice the memory, most of which is needed only to load them.
         turn = _LARGE_MODEL if tensor_bytes(model) >= LARGE_MODEL else nullcontext()
         with turn, _fetchable(model, self.outputs), _loadable(model, self._weights) as source:
-            self._session = open_session(source, with_weights(options, self._weights), providers)
+            self._in_use = with_weights(options, self._weights, self._shared)
+            self._session = open_session(source, options, providers)
             # Until a run has shown that onnxruntime's optimizer left the model whole. A temporary file is gone by then.
             self._source = source if isinstance(source, bytes) else None
             if turn is _LARGE_MODEL:
@@ -307,7 +310,7 @@ class Runner:
             if self._session is failed and self._source is not None:
                 options = exact_options() if self._exact else session_options()
                 options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-                options = with_weights(options, self._weights)
+                self._in_use = with_weights(options, self._weights, self._shared)
                 self._session, self._source = open_session(self._source, options, self._providers), None
             return self._session is not failed
 
@@ -398,14 +401,43 @@ def _large_weights(model: ir.Model) -> dict[str, npt.NDArray[Any]]:
     }
 
 
+_WEIGHT_INPUTS = (("Gemm", 1), ("MatMul", 1), ("Gather", 0))
+
+
+def read_as_they_are(nodes: Iterable[tuple[str, Sequence[str]]]) -> set[str]:
+    """Return the names that onnxruntime hands to kernels as they are, however it rewrites the graph.
+
+    `nodes` are operators with the names of their inputs. The optimizer transposes some constants and keeps their names,
+    those of Add and Mul for example. It does not do so to the weights of these operators.
+    """
+    uses = [(name, (operator, at) in _WEIGHT_INPUTS) for operator, names in nodes for at, name in enumerate(names)]
+    return {name for name, as_weight in uses if as_weight} - {name for name, as_weight in uses if not as_weight}
+
+
+def _shareable(model: ir.Model, names: Collection[str]) -> set[str]:
+    """Return those of the initializers that sessions can share; none that a graph inside a node may read."""
+    if len(list(model.graphs())) > 1:
+        return set()
+    nodes = (
+        (node.op_type, ["" if value is None else str(value.name) for value in node.inputs]) for node in model.graph
+    )
+    return read_as_they_are(nodes) & set(names)
+
+
 def with_weights(
-    options: onnxruntime.SessionOptions, weights: Mapping[str, npt.NDArray[Any]]
-) -> onnxruntime.SessionOptions:
-    """Let a session read these initializers where they are."""
-    if weights:
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-        options.add_external_initializers(list(weights), values)
-    return options
+    options: onnxruntime.SessionOptions, weights: Mapping[str, npt.NDArray[Any]], shared: Collection[str] = ()
+) -> list[onnxruntime.OrtValue]:
+    """Let a session read these initializers from memory; return what has to live for as long as the session does.
+
+    The session makes a copy of each, but for the `shared` ones, which it takes for what the initializers of these names
+    are when all rewrites of the graph are done.
+    """
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    for name in shared:
+        options.add_initializer(name, values[name])
+    return list(values.values())
 
 
 def initializers(

@@ -275,7 +275,7 @@ class UnorderedRunner(_InParts):
         options = exact_options() if exact else session_options()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         names = {tensor.name for tensor in model.graph.initializer}
-        options = with_weights(options, {name: array for name, array in weights.items() if name in names})
+        with_weights(options, {name: array for name, array in weights.items() if name in names})
         return open_session(serialize(model), options)
 
     def _name(self, name: str) -> str:

@@ -180,7 +180,7 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
     job, model, source = prepared.job, prepared.model, prepared.source
     # Loading the untouched model and asking it about the data overlaps with what leaves a core idle.
     with ThreadPoolExecutor(1) as background:
-        loading = background.submit(Original(job).open)
+        loading = background.submit(prepared.original.open)
         with watch.step("equalize"):
             prepared, saved = _saved_statistics(prepared)
             layout = prepared.layout

@@ -31,9 +31,9 @@ from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
-from detent.graph.load import files_of, load, lower_ir_version, name_of, read
-from detent.graph.save import check_output
-from detent.graph.session import Runner, check_operators, return_memory
+from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read
+from detent.graph.save import check_output, tensor_bytes
+from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
 from detent.graph.values import constant
 from detent.observe.files import cannot_be_random
 from detent.observe.samples import PendingSample, Sample, Source
@@ -113,6 +113,7 @@ class Prepared:
 
     job: Job
     target: Device
+    original: Original
     model: ir.Model
     fingerprint: str | None
     layout: Layout
@@ -155,7 +156,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     """Check the job, load its model, rewrite it, decide which nodes are quantized, and open the data."""
     target = check_recipe(job.recipe, job.selection)
     with watch.step("load"):
-        model = _load_float(job)
+        model, original = _load_float(job)
         fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
@@ -183,7 +184,9 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
             f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
         )
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
-    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
+    return Prepared(
+        *(job, target, original, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
+    )
 
 
 def fixes_batch(job: Job, target: Device) -> bool:
@@ -261,9 +264,12 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Device:
     return target
 
 
-def _load_float(job: Job) -> ir.Model:
-    """Load the float model, and check that the files to be written can be."""
-    model = load(job.model, job.recipe.least_opset)
+def _load_float(job: Job) -> tuple[ir.Model, Original]:
+    """Load the float model, to be rewritten and as it is, and check that the files to be written can be."""
+    model = read(job.model)
+    # Of large models, the two share their weights until they change.
+    original = Original(job, model.clone() if tensor_bytes(model) >= LARGE_MODEL else None)
+    model = raise_opset(model, max(job.recipe.least_opset, MINIMUM_OPSET), name_of(job.model))
     lower_ir_version(model)
     for node in model.graph.all_nodes():
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
@@ -286,7 +292,7 @@ def _load_float(job: Job) -> ir.Model:
             check_output(tail_file(job.output), *files, job.output)
     if job.collecting.save is not None:
         check_output(job.collecting.save, job.output)
-    return model
+    return model, original
 
 
 def _observed_sites(layout: Layout) -> list[str]:
@@ -356,8 +362,9 @@ class Original:
     It is in memory from when it is first needed until `keep`.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, model: ir.Model | None = None) -> None:
+        """Begin without answers. The `model` is read when it is needed, unless it is at hand."""
+        self._job, self._given = job, model
         self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
         self._room = ANSWER_BYTES
         self._lock = Lock()
@@ -371,7 +378,7 @@ class Original:
     def _open(self) -> tuple[ir.Model, Runner]:
         with self._lock:
             if self._opened is None:
-                model = read(self._job.model)
+                model = read(self._job.model) if self._given is None else self._given
                 lower_ir_version(model)
                 self._opened = model, Runner(model)
             return self._opened
@@ -382,7 +389,7 @@ class Original:
             if pending.index not in self._answers:  # no room: then others are answered when they are asked about
                 break
         if all(pending.index in self._answers for pending in samples):
-            self._opened = None
+            self._opened = self._given = None
 
     @property
     def _model(self) -> ir.Model:
