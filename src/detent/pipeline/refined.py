@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
+from detent.graph.session import return_memory
 from detent.observe.samples import PendingSample
 from detent.pipeline.emitted import OpenedForm
 from detent.pipeline.judged import FIRST_LOOK, JUDGING_SAMPLES, Closest, JudgedOutputs, only_counted
@@ -73,6 +74,7 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
         if refinement is not None and refinement.learns_weights and judged is not None:
             candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
+        return_memory(collect=False)  # that of the layers' targets, before models are opened
         best, notes = candidates[-1], list[str]()
         if judged is not None:
             # On a tie the later one is taken: what was asked for, and scores as they are.

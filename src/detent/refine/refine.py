@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.execute.quantized_walk import QuantizedWalk
+from detent.graph.session import return_memory
 from detent.graph.values import constant
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
@@ -161,6 +162,8 @@ def _unpack(body: bytes, where: str) -> tuple[str, dict[str, LayerChange]]:
 
 MEMORY = 2 << 30  # the bytes that refinement may use by default
 
+RETURNING = 16  # layers after which what their targets took goes back to the system, which takes some milliseconds
+
 # Other scales to try. Scales of other kinds stay as they are.
 SCALE_FACTORS = {"power_of_two": (0.5, 2.0), "float": (0.9, 0.8)}
 
@@ -220,6 +223,9 @@ def refine(
             target = targets.pop(layer.output)  # frees its memory after this layer
             reports.append(_refine_or_resume(layer, target, refiner, checkpoint))
             done += 1
+            if len(targets) % RETURNING == 0:
+                del target
+                return_memory(collect=False)
             progress(problems.STAGE, done, total)
 
     search = None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
