@@ -508,6 +508,12 @@ class MeasuredSampleOptions(TypedDict, total=False):
     samples: Annotated[int, Flag("Measure on up to N samples.", default=32, minimum=1, metavar="N")]
 
 
+class ProbingOptions(
+    DeviceOptions, SettingOptions, PostprocessingOptions, MeasuredSampleOptions, ReadingOptions, total=False
+):
+    """How layers of a planned model are measured."""
+
+
 class FormatSearchOptions(TypedDict, total=False):
     """What is searched for."""
 
@@ -525,17 +531,7 @@ class FormatSearchOptions(TypedDict, total=False):
     mean_bits: Annotated[float | None, Flag("Or: least error within this many bits on average.", metavar="BITS")]
 
 
-class MixOptions(
-    FormatSearchOptions,
-    DeviceOptions,
-    SettingOptions,
-    PostprocessingOptions,
-    MeasuredSampleOptions,
-    ReadingOptions,
-    WorkerOptions,
-    StatisticsOptions,
-    total=False,
-):
+class MixOptions(FormatSearchOptions, ProbingOptions, WorkerOptions, StatisticsOptions, total=False):
     """Options of `mix`."""
 
 
@@ -555,17 +551,7 @@ class ProposalOptions(TypedDict, total=False):
     exact: Annotated[bool, Flag("Measure every layer on all samples; slow.", "--exact", default=False)]
 
 
-class SensitivityOptions(
-    ProposalOptions,
-    DeviceOptions,
-    SettingOptions,
-    PostprocessingOptions,
-    MeasuredSampleOptions,
-    ReadingOptions,
-    MeasuringWorkerOptions,
-    StatisticsOptions,
-    total=False,
-):
+class SensitivityOptions(ProposalOptions, ProbingOptions, MeasuringWorkerOptions, StatisticsOptions, total=False):
     """Options of `sensitivity`."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -200,6 +200,16 @@ def parse_shapes(text: Any) -> dict[str, list[int]] | None:
     return shapes or None
 
 
+def shapes_setting(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes as the setting of `fixed-shapes`: input=1/3/224/224+other=1/4."""
+    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
+
+
+def pairs_setting(pairs: Iterable[Sequence[str]]) -> str:
+    """Return pairs of operators as the setting of `without-qdq-between`: Conv/Relu+Mul/Add."""
+    return "+".join(map("/".join, pairs))
+
+
 def weights_only(request: Request) -> Request:
     """Leave activations float, and 32-bit biases too: their unit is that of products of codes."""
     biases = None if is_product_bias(request.recipe.biases) else request.recipe.biases
@@ -222,7 +232,7 @@ def between(request: Request, value: Any) -> Request:
     pairs = [names(pair) for pair in value or ()]
     if any(len(pair) != 2 for pair in pairs):
         raise UsageError(f"{value!r}: expected pairs, such as [('Mul', 'Add')].")
-    step = "without-qdq-between:pairs=" + "+".join("/".join(pair) for pair in pairs)
+    step = f"without-qdq-between:pairs={pairs_setting(pairs)}"
     return request.replace(conversions=(step, *request.conversions)) if pairs else request
 
 

@@ -33,7 +33,7 @@ from detent.compat.configs import get_default_config
 from detent.compat.entry_points import ModelQuantizer, move_tensors_out
 from detent.compat.finder import original
 from detent.compat.option_rows import note
-from detent.compat.option_rules import parse_shapes
+from detent.compat.option_rules import pairs_setting, parse_shapes, shapes_setting
 from detent.convert import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load
@@ -172,13 +172,13 @@ def _shapes(text: str) -> str:
         shapes = parse_shapes(text) or {}
     except UsageError as error:
         raise UsageError(f"--fix_shapes {text}: {error}") from None
-    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
+    return shapes_setting(shapes)
 
 
 def _pairs(value: str | Sequence[Sequence[str]]) -> str:
     """Read `Conv,Relu;Mul,Add`, or pairs in a list."""
-    pairs = value.split(";") if isinstance(value, str) else [",".join(pair) for pair in value]
-    return "+".join("/".join(each.strip() for each in pair.split(",")) for pair in pairs if pair.strip())
+    pairs = [pair.split(",") for pair in value.split(";") if pair.strip()] if isinstance(value, str) else value
+    return pairs_setting([name.strip() for name in pair] for pair in pairs)
 
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

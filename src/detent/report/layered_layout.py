@@ -189,7 +189,7 @@ class _Layered:
         for each in order:
             x[each] = max((x[left] + apart for left, apart in before.get(each, ())), default=0.0)
         near: dict[int, list[int]] = {each: [] for each in order}
-        for upper, lower in self._links():
+        for upper, lower in ((upper, lower) for upper, found in enumerate(self.below) for lower in found):
             if block[upper] != block[lower] and self.rank[lower] not in self.starts:
                 near[block[upper]].append(block[lower])
                 near[block[lower]].append(block[upper])
@@ -200,10 +200,6 @@ class _Layered:
                     high = min((x[right] - apart for right, apart in beside.get(each, ())), default=float("inf"))
                     x[each] = min(max(median(x[other] for other in near[each]), low), high)
         return [x[each] for each in block]
-
-    def _links(self) -> Iterator[tuple[int, int]]:
-        for upper, lower in enumerate(self.below):
-            yield from ((upper, each) for each in lower)
 
     def drawn(self) -> Drawing:
         """Place the columns beside each other, and draw the lines."""

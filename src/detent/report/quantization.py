@@ -19,10 +19,10 @@ from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import device_figure, device_notes, device_section
 from detent.report.network_view import network_section
 from detent.results.checked import summary
-from detent.results.paired import interval_text
+from detent.results.paired import in_percent, interval_text, wilson_interval
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers, kind_of_samples
-from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
+from detent.results.verdict import helpful_trials, refinement_to_try
 
 # Why a scale was moved, by the name of the rule.
 RULES = {
@@ -208,7 +208,7 @@ def _verdict(report: Report) -> doc.Verdict:
 def _figures(report: Report) -> list[doc.KeyFigure]:
     fidelity, figures = report.fidelity, []
     if fidelity is not None and fidelity.same_top1 is not None:
-        ends = interval_text(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
+        ends = interval_text(in_percent(wilson_interval(fidelity.same_top1, fidelity.samples)), ".0f")
         meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         same = f"{fidelity.same_top1} of {fidelity.samples}"
         assert report.judgement is not None, "there are figures"
