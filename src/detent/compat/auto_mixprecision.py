@@ -40,7 +40,7 @@ from detent.compat.option_rows import (
 )
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, read
-from detent.graph.session import Runner
+from detent.graph.session import Feeds, Runner
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
 from detent.recipe import Override, Recipe
@@ -49,7 +49,6 @@ from detent.results.searched import decibels
 from detent.search import SAMPLES
 from detent.search.mixed_precision import Layers, OtherFormats, search_layers
 
-Feeds = Mapping[str, Any]
 Make = Callable[[Recipe], ModelLike]
 
 _CONVERTED = "values between two formats are converted"

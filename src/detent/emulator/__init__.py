@@ -26,7 +26,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
@@ -39,7 +38,7 @@ from detent.graph.session import Feeds, Runner
 from detent.graph.values import Names, constant
 from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.samples import check_feeds, check_names
+from detent.observe.samples import Array, check_feeds, check_names
 from detent.observe.sources import input_specs, open_source
 from detent.prepare.shapes import infer
 from detent.progress import Progress, silent
@@ -47,7 +46,6 @@ from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.recipe import Recipe
 from detent.results.compared import Emulation, EmulationReport, FloatStep, OutputDifference
 
-Array = npt.NDArray[Any]
 IntegerRule = Callable[[fixed.ProgramBuilder, ir.Node], "fixed.Fixed | list[fixed.Fixed]"]
 
 INTEGER_RULES: Mapping[str, IntegerRule] = {
@@ -101,7 +99,7 @@ class IntegerProgram:
     model: ir.Model
     outputs: Sequence[str]
     codes: dict[str, HeldCodes] = field(default_factory=dict)
-    constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
     counters: dict[str, str] = field(default_factory=dict)
     float_steps: list[FloatStep] = field(default_factory=list)
     integer_steps: int = 0

@@ -1,7 +1,7 @@
 """A document: everything to say about a result, independent of where it is shown.
 
-Each result type has one function that builds its document (documents.py). Renderers know documents only: terminal.py
-prints them, page.py makes a page or a fragment of HTML. A new section is one function in the module of its result.
+Each result type has one function that builds its document; documents.py lists them, and makes pages of documents.
+terminal.py prints documents. Neither knows results. A new section is one function in the module of its result.
 
 Every text in a document may hold anything, because names come from model files that anybody may have written. The
 renderers escape all of it.

@@ -18,18 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-WIDTH, HEIGHT, BEND = 148.0, 36.0, 14.0
-"""Of a node, and of a line that passes."""
-
+WIDTH, HEIGHT, BEND = 148.0, 36.0, 14.0  # of a node, and of a line that passes
+# Between nodes of a rank, between ranks, between columns, and between lines that turn to the next column.
 BESIDE, BELOW, GUTTER, TRACK = 16.0, 24.0, 44.0, 7.0
-"""Between nodes of a rank, between ranks, between columns, and between lines that turn to the next column."""
-
-PROPORTION = 1.65
-"""Width over height of the whole drawing, as far as columns can make it."""
-
+PROPORTION = 1.65  # width over height of the whole drawing, as far as columns can make it
 SWEEPS = 12
-MOST_BENDS = 60_000
-"""Lines with more bends in all are not drawn through the ranks: they end behind their node, and start again."""
+MOST_BENDS = 60_000  # lines with more bends in all are not drawn through the ranks: they end behind their node
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,7 @@ def subject_of(group: checked.FindingGroup) -> str:
     return f"{len(group.nodes)} nodes ({', '.join(f'{op_type} {count}' for op_type, count in counts)})"
 
 
+# Findings about nodes on the CPU, as the end of "7 nodes ...".
 _FEW_WORDS = {
     "the device does not have this operator": "that it does not have",
     "it only moves data": "that only move data",
@@ -327,7 +328,6 @@ _FEW_WORDS = {
     "it was left float": "left float",
     "it is float: nothing around it is quantized": "left float",
 }
-"""Findings about nodes on the CPU, as the end of "7 nodes ..."."""
 _SHOWN_REASONS, _SHOWN_OPERATORS = 3, 3
 
 
@@ -365,9 +365,9 @@ def _reasons(groups: Iterable[checked.FindingGroup]) -> str:
         words = _FEW_WORDS.get(group.finding.what, f"because {group.finding.what}")
         counts.setdefault(words, Counter()).update(group.operators)
     sorted_counts = sorted(counts.items(), key=lambda item: -item[1].total())
-    told = [
+    reasons = [
         f"{each.total()} {words} ({listed([op_type for op_type, _ in each.most_common()], _SHOWN_OPERATORS)})"
         for words, each in sorted_counts[:_SHOWN_REASONS]
     ]
     others = sum(each.total() for _, each in sorted_counts[_SHOWN_REASONS:])
-    return ", ".join([*told, f"{others} for other reasons"] if others else told)
+    return ", ".join([*reasons, f"{others} for other reasons"] if others else reasons)
