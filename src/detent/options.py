@@ -634,7 +634,7 @@ def documented(kind: type) -> Callable[[Verb], Verb]:
     """Add what the options say to the docstring of a verb."""
 
     def add(verb: Verb) -> Verb:
-        lines = [f"    {name}: {_said(each)}" for name, (_, each) in declared(kind).items()]
+        lines = [f"    {name}: {_help_of(each)}" for name, (_, each) in declared(kind).items()]
         # Without its indentation, which Python 3.13 takes away and earlier ones leave.
         verb.__doc__ = "\n".join([inspect.cleandoc(verb.__doc__ or ""), "", "Options:", *lines, ""])
         return verb
@@ -642,7 +642,7 @@ def documented(kind: type) -> Callable[[Verb], Verb]:
     return add
 
 
-def _said(each: Flag | PythonOnly | OldName) -> str:
+def _help_of(each: Flag | PythonOnly | OldName) -> str:
     if isinstance(each, OldName):
         return f"the earlier name of `{each.of}`."
     if isinstance(each, PythonOnly):

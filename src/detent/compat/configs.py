@@ -153,7 +153,7 @@ AnyConfig = Config | QuantizationConfig | QConfig
 
 
 def _text_of(config: QuantizationConfig | QConfig, usual: QuantizationConfig | QConfig) -> str:
-    """Return the recipe in words, or what is wrong with the configuration, and what is not as usual in it."""
+    """Return the recipe in words, or what is wrong with the configuration, and the fields that are not defaults."""
     from detent.compat.translate import translate
 
     try:
@@ -168,7 +168,7 @@ _SHOWN = ("activations", "weights", "biases", "method", "target", "equalize", "r
 
 
 def _described(recipe: Recipe) -> str:
-    """Show what decides most, and every field that is not as usual."""
+    """Show the main fields, and every other one that is not at its default."""
     usual = Recipe(recipe.name, recipe.description)
     lines = [f"Recipe {recipe.name}: {recipe.description}"]
     for name, value in vars(recipe).items():

@@ -31,7 +31,7 @@ from detent.numerics.interface import NumberFormat
 
 
 class Serializable:
-    """What can be made plain: enumerations become "Class.Member", types their name."""
+    """A configuration that `to_dict` turns into plain values: enumerations become "Class.Member", types their name."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without what is not set."""

@@ -25,11 +25,11 @@ NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())  # values that ask f
 
 
 class ScriptNote(UserWarning):
-    """Something in a script that Detent does in another way, or not at all, and that leaves its result right."""
+    """Something in a script that Detent does differently or not at all, without harm to the result."""
 
 
 class NoEffect(Exception):  # noqa: N818 - it never reaches the user: the row turns it into a note
-    """The reason why an option changes nothing beside the rest of a configuration."""
+    """Why an option changes nothing, given the rest of a configuration."""
 
 
 def note(text: str) -> None:

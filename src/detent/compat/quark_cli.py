@@ -69,7 +69,7 @@ def _given(name: str, arguments: Sequence[str], required: str = "", **flags: Any
             parser.add_argument(*_spellings(flag), dest=flag, type=kind, default=default)
     given, others = parser.parse_known_args(list(arguments))
     if others:
-        note(f"quark-cli {name}: {' '.join(others)} is passed over.")
+        note(f"quark-cli {name}: {' '.join(others)} is ignored.")
     return given
 
 

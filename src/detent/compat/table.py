@@ -334,11 +334,11 @@ OPTIONS = table_of(option for section in SECTIONS.values() for option in section
 def apply_options(request: Request, options: Mapping[str, Any]) -> Request:
     """Return the request with all options applied; UsageError for the first that is refused.
 
-    An unknown one is noted: the other tools pass over it, and versions differ in what they know.
+    An unknown one is noted: the other tools ignore it, and versions differ in what they know.
     """
     for name in options:
         if name not in OPTIONS:
-            note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is passed over.")
+            note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is ignored.")
     known = {name: value for name, value in options.items() if name in OPTIONS and value is not None}  # None: not set
     try:
         changed: Request = apply_rows(OPTIONS, request, known)

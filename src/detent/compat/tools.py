@@ -308,7 +308,7 @@ def run_tool(name: str, arguments: Sequence[str] | None = None) -> None:
             parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None)
     given, unknown = parser.parse_known_args(None if arguments is None else list(arguments))
     if unknown:
-        note(f"{name}: {' '.join(unknown)} is passed over, as it is there.")
+        note(f"{name}: {' '.join(unknown)} is ignored, as the original tool does.")
     # What came as a flag is not among the positions.
     wanted = [each for each in names if getattr(given, each, None) is None]
     if len(given.positions) != len(wanted):

@@ -186,7 +186,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """Everything that there is to say about one result.
+    """Everything to say about one result.
 
     `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
     a summary of a few lines needs. A terminal ends with the lines of `closing`, at most three: what was written or

@@ -310,7 +310,7 @@ def device_section(check: checked.DeviceCheck) -> doc.Section:
 
 
 def subject_of(group: checked.FindingGroup) -> str:
-    """Name the nodes that a finding is about, or the model."""
+    """Name the nodes of a finding, or the model."""
     if group.finding.node == checked.MODEL:
         return "the model"
     if len(group.operators) == 1:

@@ -57,7 +57,7 @@ class Result:
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return one line: the kind of result, what it is of, and what it says."""
+        """Return one line: the kind of result, its subject, and its verdict."""
         line: str = importlib.import_module("detent.report.documents").line_of(self)
         return line
 

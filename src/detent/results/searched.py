@@ -244,7 +244,7 @@ class FormatOption:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it is about."""
+        """How many numbers the tensor has."""
         return self.bits // self.format.bits
 
 

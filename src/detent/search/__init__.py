@@ -220,7 +220,7 @@ def parts_of(planned: Planned) -> Mapping[str, Sequence[OutputPart]]:
 
 
 def unrefined(job: Job, count: int = SAMPLES, executor: Any = None) -> Job:
-    """Return the job whose planned stage is measured: without refinement, with `count` samples at hand.
+    """Return the job whose planned stage is measured: without refinement, with `count` samples to measure on.
 
     With an `executor`, on which samples will be measured, what has to be counted is counted there.
     """
