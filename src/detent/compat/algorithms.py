@@ -32,7 +32,7 @@ from detent.compat.option_rows import (
     noted,
     table_of,
 )
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
@@ -122,8 +122,7 @@ def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
     """Return the refinement that FastFinetune describes; raise UsageError, by name, for what Detent cannot do."""
     algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
     kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
-    if algorithm not in kinds:
-        raise UsageError(f"OptimAlgorithm is '{algorithm}'. Choose adaround or adaquant.")
+    check_known("OptimAlgorithm", algorithm, kinds)
     refinement: AdaRound | AdaQuant = apply_rows(FAST_FINETUNE, kinds[algorithm](), params)
     return refinement
 
@@ -184,11 +183,7 @@ class AlgoConfig(Serializable):
         """Return the configuration that a dictionary with its `name` describes."""
         given = dict(values)
         name = str(given.pop("name", ""))
-        if name not in ALGO_NAME_TO_CLASS:
-            raise UsageError(
-                f"An algorithm is called '{name}'.{nearest(name, ALGO_NAME_TO_CLASS)} "
-                f"Choose from {', '.join(ALGO_NAME_TO_CLASS)}."
-            )
+        check_known("algorithm", name, ALGO_NAME_TO_CLASS)
         made: AlgoConfig = ALGO_NAME_TO_CLASS[name](**given)
         return made
 

@@ -32,7 +32,7 @@ from detent.compat.enums import CalibMethod, CalibrationMethod, PowerOfTwoMethod
 from detent.compat.option_rows import note
 from detent.compat.readers import CachedDataReader
 from detent.compat.translate import translate
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.observe.samples import Array
 
 Space = Mapping[str, Any]
@@ -70,10 +70,7 @@ class _Trials:
     """Quantized models of a search, each compared with the float model once."""
 
     def __init__(self, model: str | Path, folder: str | Path, reader: Any, metric: str | None, judge: Any) -> None:
-        if metric is not None and metric not in METRICS:
-            raise UsageError(
-                f"search_metric is '{metric}'.{nearest(metric, METRICS)} Choose from {', '.join(METRICS)}."
-            )
+        check_known("search_metric", metric or "L2", METRICS)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._model, self._reader, self._judge = model, reader, judge
@@ -412,8 +409,7 @@ def _spec(name: str, settings: Space) -> Any:
     named = {key: _MEMBERS[key][value] if key in _MEMBERS else value for key, value in settings.items()}
     if "data_type" in named:
         named["data_type"] = parse_data_type(named["data_type"])
-    if name not in SPECS:
-        raise UsageError(f"The search space has '{name}'.{nearest(str(name), SPECS)} Choose from {', '.join(SPECS)}.")
+    check_known("specification", name, SPECS)
     return SPECS[name](**named)
 
 
@@ -481,9 +477,7 @@ _SEARCHES = {
 
 def get_auto_search_config(config_name: str) -> dict[str, Any]:
     """Return a ready search by its name, such as XINT8_SEARCH, to be completed with a model and data."""
-    if config_name not in _SEARCHES:
-        known = ", ".join(_SEARCHES)
-        raise UsageError(f"There is no search '{config_name}'.{nearest(config_name, _SEARCHES)} Known: {known}.")
+    check_known("search", config_name, _SEARCHES)
     return _search_config(*_SEARCHES[config_name])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig, Serializable
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
@@ -299,9 +299,7 @@ def __getattr__(name: str) -> Any:
 def get_default_config(config_name: str) -> QuantizationConfig:
     """Return the preset of that name, with or without `_CONFIG` behind it or `DEFAULT_` before, to change freely."""
     name = config_name.upper().removesuffix("_CONFIG").removeprefix("DEFAULT_")
-    if name not in PRESET_FIELDS:
-        known = ", ".join(sorted(PRESET_FIELDS))
-        raise UsageError(f"There is no preset '{config_name}'.{nearest(name, PRESET_FIELDS)} Known: {known}.")
+    check_known("preset", name, PRESET_FIELDS)
     return QuantizationConfig(**copy.deepcopy(PRESET_FIELDS[name]))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 
 Verdict = Literal["honoured", "met", "noted", "refused"]
 Rule = Callable[[Any, Any], Any]  # from a state and the value of an option to the state that the option makes of it
@@ -130,10 +130,8 @@ def apply_rows(rows: Mapping[str, Option], state: Any, given: Mapping[str, Any])
 
 
 def check_keys(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise UsageError for a key that is not known."""
     for key in given:
-        if key not in known:
-            raise UsageError(f"there is no '{key}'.{nearest(key, known)} There are {', '.join(known)}.")
+        check_known("key", key, known)
 
 
 def boolean(value: Any) -> bool:

@@ -22,7 +22,7 @@ from detent.convert.quantizing_nodes import WithoutOutputQdq
 from detent.convert.step import ConversionStep
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.equalizations import CrossLayer
-from detent.errors import UsageError
+from detent.errors import UsageError, check_known
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.floats import is_float
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer, is_product_bias
@@ -340,7 +340,7 @@ def weight_method(request: Request, value: Any) -> Request:
 
 def weight_mode(request: Request, value: Any) -> Request:
     """Set the mode of the weights' MinMSE."""
-    check_keys([value], _WEIGHT_MODES)
+    check_known("mode", value, _WEIGHT_MODES)
     if not hasattr(request.recipe.weight_method, "mode"):
         raise NoEffect("it is for WeightCalibrateMethod=MinMSE, which is not asked for.")
     return request.with_recipe(weight_method=MinMSE(_WEIGHT_MODES[value]))  # type: ignore[arg-type]
@@ -379,8 +379,7 @@ def few_bits(request: Request, value: Any = None) -> Request:
     check_keys(value or {}, _NBITS)
     params = {**_NBITS, **(value or {})}
     algorithm = str(params["Algorithm"]).upper()
-    if algorithm not in _NBITS_ALGORITHMS:
-        raise UsageError(f"Algorithm is {params['Algorithm']!r}. Choose from {', '.join(_NBITS_ALGORITHMS)}.")
+    check_known("Algorithm", algorithm, _NBITS_ALGORITHMS)
     if params["Bits"] != 4:
         raise UsageError(f"Bits {params['Bits']}: there are weights of 4 bits. Give 4, or A8W8.")
     symmetric = bool(params["Symmetric"]) and algorithm != "HQQ"

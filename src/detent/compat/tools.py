@@ -35,7 +35,7 @@ from detent.compat.finder import original
 from detent.compat.option_rows import note
 from detent.compat.option_rules import pairs_setting, parse_shapes, shapes_setting
 from detent.convert import convert
-from detent.errors import ModelError, UsageError
+from detent.errors import ModelError, UsageError, check_known
 from detent.graph.load import ModelLike, load
 from detent.graph.save import check_output, complete_proto, save
 from detent.observe.statistics_file import load_statistics
@@ -162,8 +162,7 @@ def _saves(read: str | None, written: str | None) -> Tool:
 
 
 def _form(name: str) -> str:
-    if name not in _FORMS:
-        raise UsageError(f"--format is '{name}'. Choose from {', '.join(_FORMS)}.")
+    check_known("--format", name, _FORMS)
     return _FORMS[name]
 
 

@@ -35,7 +35,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
-from detent.errors import ModelError, UsageError
+from detent.errors import ModelError, UsageError, check_known
 from detent.graph.load import operator_schema, raise_opset
 from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare.base import main_opset
@@ -106,8 +106,7 @@ class ToBfloat16(ConversionStep):
     retypes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.form not in _FORMS:
-            raise UsageError(f"bfloat16 has no form '{self.form}'. Choose from {', '.join(_FORMS)}.")
+        check_known("form of bfloat16", self.form, _FORMS)
         if not self.keep_io and self.form != "pure":
             raise UsageError(f"bfloat16: keep_io=false needs form=pure; with form={self.form} all values are float32.")
 

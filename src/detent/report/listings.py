@@ -12,10 +12,11 @@ from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
 from detent.convert.splitting import tail_file
 from detent.devices.device import Device, Generation
+from detent.errors import listed
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
-from detent.report.figures import command, listed, size
+from detent.report.figures import command, size
 from detent.results import checked
 from detent.results.paired import interval_text
 from detent.results.tensors import StatisticsView, TensorSummary

@@ -11,10 +11,11 @@ from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
+from detent.errors import listed
 from detent.prepare import FixBatch, FixShapes
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
-from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
+from detent.report.figures import SQNR, command, decibels, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import device_figure, device_notes, device_section
 from detent.report.network_view import network_section
