@@ -321,16 +321,13 @@ class Tuner:
     def _try(self, step: TuningStep) -> None:
         key = f"{step.name} {key_of({'recipe': to_toml(step.recipe)})[:16]}"
         known = self.record.steps.get(key)
-        model = None
-        if known is not None:
-            outcome = StepOutcome.from_plain(known)
-        else:
-            outcome, model = self._quantize(step)
+        outcome, model = self._quantize(step) if known is None else (StepOutcome.from_plain(known), None)
         kept = self.best is None or self._is_improvement(outcome, self.best.outcome)
         outcome = replace(outcome, kept=kept)
         if known is None:
             self.record.add(key, outcome.to_plain(), model if kept else None)
-        self.best = TriedStep(step, outcome, model) if kept or self.best is None else self.best
+        if kept:
+            self.best = TriedStep(step, outcome, model)
         self.outcomes.append(outcome)
         self.on_step(outcome)
 
