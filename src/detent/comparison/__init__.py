@@ -131,7 +131,7 @@ def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:
 
 
 def _is_inside(value: ir.Value) -> bool:
-    """Tell whether only one activation function reads a value: devices and runtimes fuse the two."""
+    """Return whether only one activation function reads a value: devices and runtimes fuse the two."""
     readers = value.consumers()
     return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
 

@@ -31,6 +31,7 @@ from detent.compat.option_rows import (
     note,
     noted,
     table_of,
+    unchanged,
 )
 from detent.errors import UsageError, check_known
 from detent.numerics.formats import is_integer
@@ -60,10 +61,6 @@ def _learned(name: str, default: Any, field: str, read: Reader) -> tuple[Any, Op
     return default, honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
 
 
-def _chosen_before(refinement: Any, _: Any) -> Any:
-    return refinement
-
-
 def _pair(value: Any) -> tuple[float, float] | None:
     return (float(value[0]), float(value[1])) if value else None
 
@@ -81,7 +78,7 @@ def _all_layers(refinement: Any, op_types: Any) -> Any:
 
 # In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults.
 _ROWS: tuple[tuple[Any, Option], ...] = (
-    (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
+    (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", unchanged)),
     ("cpu", noted("OptimDevice", _CPU, _ON_CPU)),
     ("cpu", noted("InferDevice", _CPU, _ON_CPU)),
     _learned("FixedSeed", 1705472343, "seed", int),

@@ -178,7 +178,7 @@ def original(name: str) -> ModuleType:
 
 
 def is_original(name: str) -> bool:
-    """Tell whether a module is one of onnxruntime's quantizer that the table does not have."""
+    """Return whether a module is one of onnxruntime's quantizer that the table does not have."""
     if tool_module(name, {_QUANTIZER: ""}) is None or name in MODULES:
         return False
     try:

@@ -45,6 +45,11 @@ def as_given(value: Any) -> Any:
     return value
 
 
+def unchanged(state: Any, _: Any) -> Any:
+    """Return the state itself: the rule of an option that was applied before the table."""
+    return state
+
+
 @dataclass(frozen=True)
 class Option:
     """One row: the name, what becomes of the option in a sentence, and how a value is read and applied."""

@@ -79,12 +79,9 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
 
 def _broken(rules: tuple[RuleRow, ...], node: ir.Node, network: CheckedNetwork) -> list[Finding]:
     """Return the findings of the rules that are about this node on this device."""
-    asked = (rule for rule, has, op_types in rules if getattr(network.device, has) and _is_any_of(node, op_types))
+    on_device = (row for row in rules if getattr(network.device, row[1]))
+    asked = (rule for rule, _, op_types in on_device if not op_types or is_standard(node, *op_types))
     return [finding for rule in asked for finding in rule(node, network)]
-
-
-def _is_any_of(node: ir.Node, op_types: tuple[str, ...]) -> bool:
-    return not op_types or is_standard(node, *op_types)
 
 
 def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:

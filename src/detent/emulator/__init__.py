@@ -231,7 +231,8 @@ class _Compiler:
             if value is not None:
                 node.replace_input_with(index, self._builder.as_float(value))
         floats = [value for value in node.outputs if value.dtype in (ir.DataType.FLOAT, None)]
-        if floats and any(_is_data(value) for value in node.inputs):  # else it computes shapes, or a constant
+        data = [value for value in node.inputs if value is not None and constant(value) is None]
+        if floats and data:  # else it computes shapes, or a constant
             self._program.float_steps.append(FloatStep(str(node.name), node.op_type, reason))
 
     def _decode_rest(self) -> None:
@@ -260,11 +261,6 @@ class _Compiler:
         value.name = builder.names.fresh(f"{name}/in_the_file")
         result.name = name
         return result
-
-
-def _is_data(value: ir.Value | None) -> bool:
-    """Return whether an operand is neither missing nor a constant of the file."""
-    return value is not None and constant(value) is None
 
 
 class Emulator:

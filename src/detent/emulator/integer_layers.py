@@ -55,7 +55,7 @@ class IntegerLayer:
         return sums * self.source.reach
 
     def exact_in_float32(self) -> bool:
-        """Tell whether every sum, in whatever order, stays below 2^24."""
+        """Return whether every sum, in whatever order, stays below 2^24."""
         return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < fixed.NARROW_LIMIT
 
     def range(self) -> tuple[int, int]:

@@ -144,7 +144,7 @@ def _by_spread(found: TaskAgreement) -> tuple[Level, str]:
 
 
 def _counts_order(fidelity: Fidelity) -> bool:
-    """Tell whether only the order of scores counts, or their sides: their noise is not that of the answers."""
+    """Return whether only the order of scores counts, or their sides: their noise is not that of the answers."""
     return _task(fidelity) in ("classify", "tag", "sequence")
 
 
@@ -407,7 +407,7 @@ def helpful_trials(report: Report) -> list[Trial]:
 
 
 def many_clipped(report: Report) -> bool:
-    """Tell whether an activation clips so much that a wider range may be the better one."""
+    """Return whether an activation clips so much that a wider range may be the better one."""
     return any(tensor.role == "activation" and tensor.clipped > MUCH_CLIPPED for tensor in report.tensors)
 
 

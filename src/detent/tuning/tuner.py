@@ -332,7 +332,7 @@ class Tuner:
         self.on_step(outcome)
 
     def _is_improvement(self, new: StepOutcome, best: StepOutcome) -> bool:
-        """Tell whether a step takes the place of the best: never one that loses more than the first step did."""
+        """Return whether a step takes the place of the best: never one that loses more than the first step did."""
         if new.loss <= self.max_drop < best.loss:
             return True
         return new.loss <= self.outcomes[0].loss and is_better(new, best)
@@ -361,7 +361,7 @@ class Tuner:
 
 
 def is_better(new: StepOutcome, old: StepOutcome) -> bool:
-    """Tell whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
+    """Return whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
 
     Losses are compared in pairs, on the same draws of the same samples: what both lose on a hard sample says nothing.
     The answers of a few samples change by chance; how far the outputs are from float is measured on all of their
