@@ -1,4 +1,4 @@
-"""Runs a quantized file as the NPU does: 8-bit operands, 32-bit accumulators, shifts and the device's rounding.
+"""Run a quantized file as the NPU does: 8-bit operands, 32-bit accumulators, shifts and the device's rounding.
 
 emulator = Emulator("model_int8.onnx", rounding="dpu")
 logits = emulator({"input": image})[0]

@@ -310,7 +310,7 @@ def _rows_section(title: str, meaning: str, rows: doc.Table, brief: str = "") ->
 
 
 def _rescaling(report: Report) -> doc.Section | None:
-    """Tell what was done to the float model before it was calibrated."""
+    """Say what was done to the float model before it was calibrated."""
     lines = [] if report.smoothing is None else [_smoothing(report.smoothing)]
     lines += [] if report.absorption is None else [_absorption(report.absorption)]
     lines += [] if report.equalization is None else [_equalization(report.equalization)]
@@ -356,7 +356,7 @@ def _equalization(done: Equalization) -> str:
 
 
 def _wide(report: Report) -> doc.Section | None:
-    """Tell which activations got 16 bits, and what 8 would have cost."""
+    """Say which activations got 16 bits, and what 8 would have cost."""
     done = report.widening
     if done is None:
         return None
