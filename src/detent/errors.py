@@ -7,7 +7,7 @@ tells a program which side to look at, and the command line which exit code to r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 class DetentError(Exception):
@@ -48,10 +48,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     return " Did you mean " + " or ".join(repr(match) for match in matches) + "?"
 
 
-def check_known(what: str, name: str, known: Sequence[str]) -> None:
+def listed(names: Sequence[str], shown: int) -> str:
+    """List a few names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
     """Raise UsageError for a name that is not one of the known ones."""
     if name not in known:
-        raise UsageError(f"There is no {what} {name!r}; there are {', '.join(known)}.{nearest(str(name), known)}")
+        raise UsageError(f"There is no {what} {name!r}.{nearest(str(name), known)} There are {', '.join(known)}.")
 
 
 def check_within(field: str, value: int, least: int, most: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.options import ImageOptions
+from detent.options import ImageOptions, Shapes
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -52,20 +52,12 @@ def image_options(given: ImageOptions) -> PreprocessOptions:
     return replace(preprocess_options(given["preprocess"]), **changes)
 
 
-Shapes = Mapping[str, Sequence[int]]
-
-
 def shapes_of(given: Shapes | str | Sequence[str] | None) -> Shapes | None:
     """Return the shape of each input, from texts such as `input=1,3,224,224` or from a mapping."""
     if given is None or isinstance(given, Mapping):
         return given
-    found: dict[str, list[int]] = {}
-    for assignment in names_of(given):
-        name, separator, dims = assignment.rpartition("=")
-        if not separator or not name:
-            raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
-        found[name] = _whole_numbers(dims, "--fix-shape")
-    return found or None
+    shapes = _assignments(given, "--fix-shape", "INPUT=D,D,..., such as input=1,3,224,224")
+    return {name: _whole_numbers(dims, "--fix-shape") for name, dims in shapes} or None
 
 
 def fixing_of(given: Shapes | str | Sequence[str] | None) -> tuple[Shapes | None, str]:
@@ -85,16 +77,22 @@ def constants_of(given: Mapping[str, float | Sequence[float]] | str | Sequence[s
     if given is None or isinstance(given, Mapping):
         return {name: list(np.ravel(value).tolist()) for name, value in (given or {}).items()}
     found: dict[str, list[float]] = {}
-    for assignment in names_of(given):
-        name, separator, numbers = assignment.rpartition("=")
-        if not separator or not name:
-            raise UsageError(f"--fix-input '{assignment}': expected INPUT=VALUE, such as sr=16000.")
-        words = {"true": "1", "false": "0"}
+    words = {"true": "1", "false": "0"}
+    for name, numbers in _assignments(given, "--fix-input", "INPUT=VALUE, such as sr=16000"):
         try:
             found[name] = [float(words.get(part.strip().lower(), part)) for part in numbers.split(",")]
         except ValueError:
-            raise UsageError(f"--fix-input '{assignment}': '{numbers}' is not a number, nor several.") from None
+            raise UsageError(f"--fix-input '{name}={numbers}': '{numbers}' is not a number, nor several.") from None
     return found
+
+
+def _assignments(given: str | Sequence[str], option: str, expected: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each NAME=VALUE."""
+    for assignment in names_of(given):
+        name, separator, value = assignment.rpartition("=")
+        if not separator or not name:
+            raise UsageError(f"{option} '{assignment}': expected {expected}.")
+        yield name, value
 
 
 def noise_of(given: float | str | None) -> float | None:

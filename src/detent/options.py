@@ -508,6 +508,12 @@ class MeasuredSampleOptions(TypedDict, total=False):
     samples: Annotated[int, Flag("Measure on up to N samples.", default=32, minimum=1, metavar="N")]
 
 
+class ProbingOptions(
+    DeviceOptions, SettingOptions, PostprocessingOptions, MeasuredSampleOptions, ReadingOptions, total=False
+):
+    """How layers of a planned model are measured."""
+
+
 class FormatSearchOptions(TypedDict, total=False):
     """What is searched for."""
 
@@ -525,17 +531,7 @@ class FormatSearchOptions(TypedDict, total=False):
     mean_bits: Annotated[float | None, Flag("Or: least error within this many bits on average.", metavar="BITS")]
 
 
-class MixOptions(
-    FormatSearchOptions,
-    DeviceOptions,
-    SettingOptions,
-    PostprocessingOptions,
-    MeasuredSampleOptions,
-    ReadingOptions,
-    WorkerOptions,
-    StatisticsOptions,
-    total=False,
-):
+class MixOptions(FormatSearchOptions, ProbingOptions, WorkerOptions, StatisticsOptions, total=False):
     """Options of `mix`."""
 
 
@@ -555,17 +551,7 @@ class ProposalOptions(TypedDict, total=False):
     exact: Annotated[bool, Flag("Measure every layer on all samples; slow.", "--exact", default=False)]
 
 
-class SensitivityOptions(
-    ProposalOptions,
-    DeviceOptions,
-    SettingOptions,
-    PostprocessingOptions,
-    MeasuredSampleOptions,
-    ReadingOptions,
-    MeasuringWorkerOptions,
-    StatisticsOptions,
-    total=False,
-):
+class SensitivityOptions(ProposalOptions, ProbingOptions, MeasuringWorkerOptions, StatisticsOptions, total=False):
     """Options of `sensitivity`."""
 
 
@@ -648,7 +634,7 @@ def documented(kind: type) -> Callable[[Verb], Verb]:
     """Add what the options say to the docstring of a verb."""
 
     def add(verb: Verb) -> Verb:
-        lines = [f"    {name}: {_said(each)}" for name, (_, each) in declared(kind).items()]
+        lines = [f"    {name}: {_help_of(each)}" for name, (_, each) in declared(kind).items()]
         # Without its indentation, which Python 3.13 takes away and earlier ones leave.
         verb.__doc__ = "\n".join([inspect.cleandoc(verb.__doc__ or ""), "", "Options:", *lines, ""])
         return verb
@@ -656,7 +642,7 @@ def documented(kind: type) -> Callable[[Verb], Verb]:
     return add
 
 
-def _said(each: Flag | PythonOnly | OldName) -> str:
+def _help_of(each: Flag | PythonOnly | OldName) -> str:
     if isinstance(each, OldName):
         return f"the earlier name of `{each.of}`."
     if isinstance(each, PythonOnly):

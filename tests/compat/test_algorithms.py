@@ -77,8 +77,8 @@ def test_the_newer_configurations_say_the_same():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"NumIteration": 5}, "no 'NumIteration'. Did you mean 'NumIterations'"),
-        ({"OptimAlgorithm": "adam"}, "adaround or adaquant"),
+        ({"NumIteration": 5}, "no key 'NumIteration'. Did you mean 'NumIterations'"),
+        ({"OptimAlgorithm": "adam"}, "adaround, adaquant"),
         ({"DropRatio": 2.0}, "quantized_share"),
     ],
 )

@@ -104,7 +104,7 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
         ({"MetricThreshold": 0.5, "L2Target": 0.1}, "Give one"),
         ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
         ({"Top1AccTarget": 0.1}, "Top1AccTarget has no EvaluateFunction"),
-        ({"TargetLayerConfg": None}, "no 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
+        ({"TargetLayerConfg": None}, "no key 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
         ({"TargetLayerConfig": None}, "TargetLayerConfig is None"),
         ({"TargetQuantType": ExtendedQuantType.QInt16}, "Give one"),
         ({"TargetLayerConfig": QLayerConfig(Int8Spec(), output_tensors=Int16Spec())}, "output_tensors"),

@@ -215,7 +215,7 @@ def test_data_of_the_script_calibrates_whatever_the_preset_says_of_random_data(t
         read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
         found.append({each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]])
     assert found[1] == 64 * found[0]
-    with pytest.warns(ScriptNote, match="not there is passed over"):
+    with pytest.warns(ScriptNote, match="not there is ignored"):
         ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader(samples), "not there")
 
 

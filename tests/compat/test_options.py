@@ -407,7 +407,7 @@ def test_a_noted_option_says_that_it_is_not_done(name):
         ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion='21'"),
         ({"WeightCalibrateMethod": PowerOfTwoMethod.MinMSE}, "not for weights"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
-        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no 'Size'"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no key 'Size'"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "AWQ"}}, "AWQ"),
         ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x': .*'scale'"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
@@ -424,8 +424,8 @@ def test_bad_values_are_named(options, message):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"bfp_method": "to_mx"}, "to_bfp or to_bfp_prime"),
-        ({"bits": 3}, "no 'bits'"),
+        ({"bfp_method": "to_mx"}, "to_bfp, to_bfp_prime"),
+        ({"bits": 3}, "no key 'bits'"),
         ({"axis": 0}, "axis 0"),
         ({"rounding_mode": 7}, "rounding_mode is 7"),
         ({"convert_to_bfloat_before_bfp": 1}, "convert_to_bfloat"),

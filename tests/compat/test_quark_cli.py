@@ -24,7 +24,7 @@ def test_onnx_ptq(detent, tiny, tmp_path, data):
     more = ["--config", "A8W8", "--exclude_nodes", "second", "--calib_method", "percentile+99.9", "--device", "cpu"]
     outcome = detent("run", "quark-cli", "onnx-ptq", *model, *more)
     assert outcome.code == 0, outcome.err
-    assert "Note: quark-cli onnx-ptq: --device cpu is passed over." in outcome.err
+    assert "Note: quark-cli onnx-ptq: --device cpu is ignored." in outcome.err
     onnxruntime.InferenceSession(output)
     convolutions = [each for each in onnx.load(output).graph.node if each.op_type == "Conv"]
     assert [each.name for each in convolutions if each.input[1].endswith("w2")] == ["second"]

@@ -9,7 +9,7 @@ import pytest
 
 import detent
 from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
-from detent.results.verdict import agreement, dead_parts, judge
+from detent.results.verdict import dead_parts, judge
 from tests.conftest import tiny_model
 
 
@@ -143,10 +143,6 @@ def test_scores_of_a_detector_that_is_sure_of_nothing_tell_nothing():
     assert judge(noisy).level == "unclear" and dead_parts(noisy) == []
     still = fidelity(30.0, parts={"y0": [part("scores", 1.0, 0.1, constant=True)]}, agreement=unsure)
     assert judge(still).level == "broken"
-
-
-def test_a_count_has_its_interval():
-    assert agreement(fidelity(30.0, same=11)) == "11 of 16 (95 % interval 44 .. 86 %)"
 
 
 def test_the_json_has_the_verdict_of_the_terminal_and_the_page(samples):

@@ -69,11 +69,11 @@ def _saying_what_is_kept(output: Path | None) -> Iterator[None]:
         if output is None:
             raise
         beside = {"What was counted is": checkpoint_beside(output), "Refined layers are": refinement_beside(output)}
-        said = next((f"{what} kept in {kept}" for what, kept in beside.items() if kept.exists()), "")
-        if said and isinstance(error, MemoryError):
-            raise MemoryError(f"{error} {said}, and the next run continues.") from error
-        if said:
-            raise ui.InterruptedRunError(f"Interrupted. {said}: the same command continues.") from None
+        found = next((f"{what} kept in {kept}" for what, kept in beside.items() if kept.exists()), "")
+        if found and isinstance(error, MemoryError):
+            raise MemoryError(f"{error} {found}, and the next run continues.") from error
+        if found:
+            raise ui.InterruptedRunError(f"Interrupted. {found}: the same command continues.") from None
         raise
 
 

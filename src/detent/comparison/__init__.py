@@ -34,7 +34,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.fidelity import ChannelLayout, ChannelScales, NoiseSums, channel_sums
+from detent.evaluation.fidelity import ChannelLayout, ChannelScales, Doubles, NoiseSums, channel_sums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -57,8 +57,6 @@ FITTED_SAMPLES = 4
 LEAST_VALUES = 4  # of a channel
 LEAST_VARIATION = 1.05  # factors of channels that vary less are taken as none
 LEAST_GAIN_DB = 3.0  # undoing factors must halve the noise, or they were not there
-
-Doubles = npt.NDArray[np.float64]
 
 
 def compare_models(
@@ -133,7 +131,7 @@ def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:
 
 
 def _is_inside(value: ir.Value) -> bool:
-    """Tell whether only one activation function reads a value: devices and runtimes fuse the two."""
+    """Return whether only one activation function reads a value: devices and runtimes fuse the two."""
     readers = value.consumers()
     return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
 

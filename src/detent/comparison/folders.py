@@ -48,6 +48,7 @@ from detent.qdq.families import is_fix_neuron, quantize_family
 from detent.qdq.reader import LinearParams, dequantized, params_of
 from detent.results import Result, for_people
 from detent.results.compared import Difference, FolderComparison
+from detent.results.paired import Floats
 
 INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
@@ -199,8 +200,6 @@ def save_outputs(
             progress(INFER_STAGE, done, dataset.batches)
     return [out / file for file in files]
 
-
-Floats = npt.NDArray[np.float64]
 
 IMAGES = (".jpg", ".jpeg", ".png")
 ARRAYS = (".npy",)

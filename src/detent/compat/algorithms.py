@@ -31,8 +31,9 @@ from detent.compat.option_rows import (
     note,
     noted,
     table_of,
+    unchanged,
 )
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
@@ -60,10 +61,6 @@ def _learned(name: str, default: Any, field: str, read: Reader) -> tuple[Any, Op
     return default, honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
 
 
-def _chosen_before(refinement: Any, _: Any) -> Any:
-    return refinement
-
-
 def _pair(value: Any) -> tuple[float, float] | None:
     return (float(value[0]), float(value[1])) if value else None
 
@@ -81,7 +78,7 @@ def _all_layers(refinement: Any, op_types: Any) -> Any:
 
 # In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults.
 _ROWS: tuple[tuple[Any, Option], ...] = (
-    (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
+    (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", unchanged)),
     ("cpu", noted("OptimDevice", _CPU, _ON_CPU)),
     ("cpu", noted("InferDevice", _CPU, _ON_CPU)),
     _learned("FixedSeed", 1705472343, "seed", int),
@@ -122,8 +119,7 @@ def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
     """Return the refinement that FastFinetune describes; raise UsageError, by name, for what Detent cannot do."""
     algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
     kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
-    if algorithm not in kinds:
-        raise UsageError(f"OptimAlgorithm is '{algorithm}'. Choose adaround or adaquant.")
+    check_known("OptimAlgorithm", algorithm, kinds)
     refinement: AdaRound | AdaQuant = apply_rows(FAST_FINETUNE, kinds[algorithm](), params)
     return refinement
 
@@ -184,11 +180,7 @@ class AlgoConfig(Serializable):
         """Return the configuration that a dictionary with its `name` describes."""
         given = dict(values)
         name = str(given.pop("name", ""))
-        if name not in ALGO_NAME_TO_CLASS:
-            raise UsageError(
-                f"An algorithm is called '{name}'.{nearest(name, ALGO_NAME_TO_CLASS)} "
-                f"Choose from {', '.join(ALGO_NAME_TO_CLASS)}."
-            )
+        check_known("algorithm", name, ALGO_NAME_TO_CLASS)
         made: AlgoConfig = ALGO_NAME_TO_CLASS[name](**given)
         return made
 

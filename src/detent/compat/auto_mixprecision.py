@@ -38,9 +38,9 @@ from detent.compat.option_rows import (
     refused,
     table_of,
 )
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.graph.load import ModelLike, read
-from detent.graph.session import Runner
+from detent.graph.session import Feeds, Runner
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
 from detent.recipe import Override, Recipe
@@ -49,7 +49,6 @@ from detent.results.searched import decibels
 from detent.search import SAMPLES
 from detent.search.mixed_precision import Layers, OtherFormats, search_layers
 
-Feeds = Mapping[str, Any]
 Make = Callable[[Recipe], ModelLike]
 
 _CONVERTED = "values between two formats are converted"
@@ -197,12 +196,7 @@ class MixedSearch:
     samples: int = SAMPLES
 
     def __post_init__(self) -> None:
-        if self.metric not in _RANGES:
-            known = (*_RANGES, *_DISTANCES)
-            raise UsageError(
-                f"MetricDefault={self.metric!r}: there is no such metric.{nearest(str(self.metric), known)} Choose "
-                f"from {', '.join(known)}."
-            )
+        check_known("MetricDefault", str(self.metric), (*_RANGES, *_DISTANCES))
         possible = self.threshold < 0 if self.metric == "sqnr" else self.threshold > 0
         if not possible or (self.metric == "cosine" and self.threshold >= 1):
             raise UsageError(

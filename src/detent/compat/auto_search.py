@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from detent.compat.algorithms import ALGO_NAME_TO_CLASS
@@ -33,9 +32,9 @@ from detent.compat.enums import CalibMethod, CalibrationMethod, PowerOfTwoMethod
 from detent.compat.option_rows import note
 from detent.compat.readers import CachedDataReader
 from detent.compat.translate import translate
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
+from detent.observe.samples import Array
 
-Array = npt.NDArray[Any]
 Space = Mapping[str, Any]
 RECORD = "auto_search.json"
 _SEED = 42
@@ -71,10 +70,7 @@ class _Trials:
     """Quantized models of a search, each compared with the float model once."""
 
     def __init__(self, model: str | Path, folder: str | Path, reader: Any, metric: str | None, judge: Any) -> None:
-        if metric is not None and metric not in METRICS:
-            raise UsageError(
-                f"search_metric is '{metric}'.{nearest(metric, METRICS)} Choose from {', '.join(METRICS)}."
-            )
+        check_known("search_metric", metric or "L2", METRICS)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._model, self._reader, self._judge = model, reader, judge
@@ -297,30 +293,25 @@ class AutoSearch:
 
 def generate_all_configs(search_space: Space) -> list[dict[str, Any]]:
     """Return every combination of a space whose dictionaries count only if their `only_if` holds."""
-    return list(_conditional(search_space))
+    plain = {name: _listed(name, value) for name, value in search_space.items() if not isinstance(value, Mapping)}
+    groups = {name: value for name, value in search_space.items() if isinstance(value, Mapping)}
+    found = [dict(zip(plain, values, strict=True)) for values in product(*plain.values())]
+    for name, group in groups.items():
+        own = {key: _listed(key, value) for key, value in group.items() if key != "only_if"}
+        settings = [dict(zip(own, each, strict=True)) for each in product(*own.values())]
+        found = [
+            {**each, name: setting} if holds else each
+            for each in found
+            for holds in [_holds(group.get("only_if"), each)]
+            for setting in (settings if holds else [None])
+        ]
+    return [copy.deepcopy(each) for each in found]
 
 
 def _listed(name: str, value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         raise UsageError(f"The search space has a range for '{name}': a grid needs a list of values.")
     return list(value)
-
-
-def _conditional(space: Space) -> Iterator[dict[str, Any]]:
-    plain = {name: _listed(name, value) for name, value in space.items() if not isinstance(value, Mapping)}
-    groups = {name: value for name, value in space.items() if isinstance(value, Mapping)}
-    for values in product(*plain.values()):
-        chosen = [dict(zip(plain, values, strict=True))]
-        for name, group in groups.items():
-            own = {key: _listed(key, value) for key, value in group.items() if key != "only_if"}
-            settings = [dict(zip(own, each, strict=True)) for each in product(*own.values())]
-            chosen = [
-                {**each, name: setting} if holds else each
-                for each in chosen
-                for holds in [_holds(group.get("only_if"), each)]
-                for setting in (settings if holds else [None])
-            ]
-        yield from (copy.deepcopy(each) for each in chosen)
 
 
 def _holds(condition: Any, chosen: Space) -> bool:
@@ -373,10 +364,11 @@ class AutoSearchPro:
 
     def _drawn(self, space: Space) -> list[dict[str, Any]]:
         """Return combinations in which a range gives some of its values; in random order unless it is a grid."""
+        if self.config.get("search_algo") == "Grid":
+            return generate_all_configs(space)
         generator = np.random.default_rng(_SEED)
-        grid = self.config.get("search_algo") == "Grid"
-        found = generate_all_configs(space) if grid else list(_conditional(_sampled(space, generator)))
-        return found if grid else [found[index] for index in generator.permutation(len(found))]
+        found = generate_all_configs(_sampled(space, generator))
+        return [found[index] for index in generator.permutation(len(found))]
 
     def _best(self, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found = [(self._score(number, each), number) for number, each in enumerate(configs)]
@@ -417,8 +409,7 @@ def _spec(name: str, settings: Space) -> Any:
     named = {key: _MEMBERS[key][value] if key in _MEMBERS else value for key, value in settings.items()}
     if "data_type" in named:
         named["data_type"] = parse_data_type(named["data_type"])
-    if name not in SPECS:
-        raise UsageError(f"The search space has '{name}'.{nearest(str(name), SPECS)} Choose from {', '.join(SPECS)}.")
+    check_known("specification", name, SPECS)
     return SPECS[name](**named)
 
 
@@ -486,9 +477,7 @@ _SEARCHES = {
 
 def get_auto_search_config(config_name: str) -> dict[str, Any]:
     """Return a ready search by its name, such as XINT8_SEARCH, to be completed with a model and data."""
-    if config_name not in _SEARCHES:
-        known = ", ".join(_SEARCHES)
-        raise UsageError(f"There is no search '{config_name}'.{nearest(config_name, _SEARCHES)} Known: {known}.")
+    check_known("search", config_name, _SEARCHES)
     return _search_config(*_SEARCHES[config_name])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig, Serializable
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
@@ -153,7 +153,7 @@ AnyConfig = Config | QuantizationConfig | QConfig
 
 
 def _text_of(config: QuantizationConfig | QConfig, usual: QuantizationConfig | QConfig) -> str:
-    """Return the recipe in words, or what is wrong with the configuration, and what is not as usual in it."""
+    """Return the recipe in words, or what is wrong with the configuration, and the fields that are not defaults."""
     from detent.compat.translate import translate
 
     try:
@@ -168,7 +168,7 @@ _SHOWN = ("activations", "weights", "biases", "method", "target", "equalize", "r
 
 
 def _described(recipe: Recipe) -> str:
-    """Show what decides most, and every field that is not as usual."""
+    """Show the main fields, and every other one that is not at its default."""
     usual = Recipe(recipe.name, recipe.description)
     lines = [f"Recipe {recipe.name}: {recipe.description}"]
     for name, value in vars(recipe).items():
@@ -299,9 +299,7 @@ def __getattr__(name: str) -> Any:
 def get_default_config(config_name: str) -> QuantizationConfig:
     """Return the preset of that name, with or without `_CONFIG` behind it or `DEFAULT_` before, to change freely."""
     name = config_name.upper().removesuffix("_CONFIG").removeprefix("DEFAULT_")
-    if name not in PRESET_FIELDS:
-        known = ", ".join(sorted(PRESET_FIELDS))
-        raise UsageError(f"There is no preset '{config_name}'.{nearest(name, PRESET_FIELDS)} Known: {known}.")
+    check_known("preset", name, PRESET_FIELDS)
     return QuantizationConfig(**copy.deepcopy(PRESET_FIELDS[name]))
 
 

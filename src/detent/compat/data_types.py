@@ -23,7 +23,7 @@ import onnx
 from detent.compat import enums
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
 from detent.compat.option_rows import check_keys
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
@@ -31,7 +31,7 @@ from detent.numerics.interface import NumberFormat
 
 
 class Serializable:
-    """What can be made plain: enumerations become "Class.Member", types their name."""
+    """A configuration that `to_dict` turns into plain values: enumerations become "Class.Member", types their name."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without what is not set."""
@@ -111,8 +111,7 @@ def parse_data_type(dtype_name: str | None) -> Any:
     """Return the type of that name, such as Int8; None for None."""
     if dtype_name is None:
         return None
-    if dtype_name not in TYPES:
-        raise UsageError(f"There is no data type '{dtype_name}'.{nearest(str(dtype_name), TYPES)}")
+    check_known("data type", dtype_name, TYPES)
     return TYPES[dtype_name]
 
 
@@ -265,8 +264,7 @@ def block_float(attributes: Mapping[str, Any]) -> BlockFloat:
     """Return the format of BFPAttributes. `bfp_method` to_bfp has one level, to_bfp_prime two."""
     rounding = _rounding(attributes, (*_TWO_LEVELS, *_NOT_DONE))
     method = attributes.get("bfp_method", "to_bfp")
-    if method not in ("to_bfp", "to_bfp_prime"):
-        raise UsageError(f"bfp_method is {method!r}. Choose to_bfp or to_bfp_prime.")
+    check_known("bfp_method", method, ("to_bfp", "to_bfp_prime"))
     for key in _NOT_DONE:
         if attributes.get(key):
             raise UsageError(f"{key} is not part of Detent, which rounds float32 once. Delete it.")

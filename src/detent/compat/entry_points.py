@@ -260,7 +260,7 @@ def _quantize(
 ) -> onnx.ModelProto | None:
     """Quantize as the configuration says, with data from a reader or a path; random numbers without either."""
     if reader is not None and path is not None:
-        note(f"calibration_data_path {path} is passed over: there is a calibration_data_reader, too.")
+        note(f"calibration_data_path {path} is ignored: there is a calibration_data_reader, too.")
     request = translate(config, as_quark=AS_QUARK.get())
     if left := _left_to_onnxruntime(request, model):
         return _by_onnxruntime(request, model, output, left)
@@ -330,7 +330,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "postprocessing": request.postprocessing,
         "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with every sample
-        "resume": not hasattr(data, "get_next"),  # what a reader gives next time nobody knows
+        "resume": not hasattr(data, "get_next"),  # a reader may give other samples next time
     }
     recipe = request.recipe
     recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
@@ -401,7 +401,7 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
 def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
     """Return the nodes to leave float: those that are named, and those that regular expressions match.
 
-    The other tools pass over a name that the model does not have, so it is a note here and not an error.
+    The other tools ignore a name that the model does not have, so it is a note here and not an error.
     """
     if not (request.exclude or request.patterns):
         return ()
@@ -417,7 +417,7 @@ def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
 
 
 def _note_what_is_missing(request: Request, model: ModelLike) -> None:
-    """Name what overrides are about and the model does not have."""
+    """Name the nodes, operators and tensors of overrides that the model does not have."""
     if not request.recipe.overrides:
         return
     graph = load(model).graph
@@ -434,11 +434,11 @@ def _note_what_is_missing(request: Request, model: ModelLike) -> None:
                 note(f"The model has no '{name}', for which the script has a format.{nearest(name, present)}")
 
 
-_RECURRENT = ("LSTM", "Attention", "EmbedLayerNormalization")  # what it has dynamic operators for, and Detent has not
+_RECURRENT = ("LSTM", "Attention", "EmbedLayerNormalization")  # onnxruntime has dynamic operators for these
 
 
 def _left_to_onnxruntime(request: Request, model: ModelLike) -> str:
-    """Return what a script wants quantized and Detent leaves float, if there is any such."""
+    """Return what a script wants quantized and Detent would leave float; empty if nothing."""
     if not (request.subgraphs or request.recipe.dynamic):
         return ""
     graph = load(model).graph

@@ -35,22 +35,22 @@ from detent.compat.tool_names import (
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"
-_OURS = {
+_COMPAT_ROOTS = {
     f"{PACKAGE}.quark": "quark",
     f"{PACKAGE}.vai_q_onnx": "vai_q_onnx",
     f"{PACKAGE}.onnxruntime_quantization": "onnxruntime.quantization",
 }
-THEIRS = {root: root for root in _OURS.values()}
+TOOL_ROOTS = {root: root for root in _COMPAT_ROOTS.values()}
 _TOOLS = ("quark.onnx.tools", "vai_q_onnx.tools")
 _QUANTIZER = "onnxruntime.quantization"
 _PART = "It is a part of the other tool that Detent has no counterpart of. ModelQuantizer and quantize_static quantize."
 
 
-def theirs_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the module of theirs that a name stands for, with its root replaced; None unless it has such a root."""
-    for root, theirs in roots.items():
+def tool_module(name: str, roots: Mapping[str, str]) -> str | None:
+    """Return the name of the tool's module that a name stands for; None unless it is below one of the roots."""
+    for root, tool in roots.items():
         if name == root or name.startswith(f"{root}."):
-            return theirs + name.removeprefix(root)
+            return tool + name.removeprefix(root)
     return None
 
 
@@ -61,7 +61,7 @@ def _tools() -> Sequence[str]:
 
 
 def _children(module: str) -> list[str]:
-    """Return the modules inside a module of theirs."""
+    """Return the modules inside a tool's module."""
     found = [each.rpartition(".")[2] for each in MODULES if each.rpartition(".")[0] == module]
     return [*found, *_tools()] if module in _TOOLS else found
 
@@ -69,8 +69,8 @@ def _children(module: str) -> list[str]:
 class _Table(Loader):
     """Makes a module from its row of the table. What it holds is imported when it is first asked for."""
 
-    def __init__(self, theirs: str) -> None:
-        self.theirs = theirs
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
 
     def get_code(self, name: str) -> Any:
         """Return what `runpy.run_module` runs: the tool of that name, on the arguments of the command line."""
@@ -78,34 +78,34 @@ class _Table(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module."""
-        theirs = self.theirs
-        listed = [*homes(theirs), *UNSUPPORTED.get(theirs, ())] if theirs in MODULES else []
-        module.__doc__ = f"What scripts import from {theirs}."
+        tool = self.tool
+        listed = [*homes(tool), *UNSUPPORTED.get(tool, ())]
+        module.__doc__ = f"What scripts import from {tool}."
         vars(module).update(
             __all__=sorted(listed),
-            __getattr__=partial(_attribute, theirs, module.__name__),
-            __dir__=lambda: sorted({*vars(module), *listed, *_children(theirs)}),
+            __getattr__=partial(_attribute, tool, module.__name__),
+            __dir__=lambda: sorted({*vars(module), *listed, *_children(tool)}),
         )
-        if theirs not in MODULES and _elsewhere(theirs) is None:
+        if tool not in MODULES and _elsewhere(tool) is None:
             from detent.compat.tools import functions_of
 
-            vars(module).update(functions_of(theirs.rpartition(".")[2]))
+            vars(module).update(functions_of(tool.rpartition(".")[2]))
 
 
-def _attribute(theirs: str, module: str, name: str) -> Any:
+def _attribute(tool: str, module: str, name: str) -> Any:
     """Find a name of a module; nothing is kept, because constants are made anew each time: scripts change them."""
-    instead = _elsewhere(theirs)
+    instead = _elsewhere(tool)
     if instead is not None and not name.startswith("_"):
-        return Unsupported(f"{theirs}.{name}", instead)
-    known = homes(theirs) if theirs in MODULES else {}
+        return Unsupported(f"{tool}.{name}", instead)
+    known = homes(tool)
     if name in known:
         home, ours = known[name]
         return getattr(importlib.import_module(f".{home}", PACKAGE), ours)
-    if name in UNSUPPORTED.get(theirs, ()):
-        return Unsupported(name, UNSUPPORTED[theirs][name])
-    if name in _children(theirs):
+    if name in UNSUPPORTED.get(tool, ()):
+        return Unsupported(name, UNSUPPORTED[tool][name])
+    if name in _children(tool):
         return importlib.import_module(f"{module}.{name}")
-    package = theirs.partition(".")[0]
+    package = tool.partition(".")[0]
     if name == "__version__" and package in VERSIONS:
         return VERSIONS[package][1]
     if package == "quark" and name in CONSTANTS:
@@ -117,30 +117,29 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
         return made
     public = not name.startswith("_")
     # What the other tools have of onnxruntime's quantizer, they have from there.
-    own = theirs_of(theirs, {_QUANTIZER: ""}) is not None
-    owner = theirs if own else f"{_QUANTIZER}.quant_utils"
+    own = tool_module(tool, {_QUANTIZER: ""}) is not None
+    owner = tool if own else f"{_QUANTIZER}.quant_utils"
     if (public or (own and not name.startswith("__"))) and hasattr(original(owner), name):
         return getattr(original(owner), name)
-    if public and (theirs in INSIDES or theirs not in MODULES):
-        return Unsupported(f"{theirs}.{name}", _PART)
-    raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_served(theirs))}")
+    if public and (tool in INSIDES or tool not in MODULES):
+        return Unsupported(f"{tool}.{name}", _PART)
+    raise AttributeError(f"module '{tool}' has no attribute '{name}'.{nearest(name, names_served(tool))}")
 
 
-def _elsewhere(theirs: str) -> str | None:
+def _elsewhere(tool: str) -> str | None:
     """Return what to do instead of using a package that is served whole; None for any other module."""
-    return next((ELSEWHERE[root] for root in ELSEWHERE if f"{theirs}.".startswith(f"{root}.")), None)
+    return next((ELSEWHERE[root] for root in ELSEWHERE if f"{tool}.".startswith(f"{root}.")), None)
 
 
-def names_of(theirs: str) -> list[str]:
-    """Return the public names of a module of theirs, as far as the table has them."""
-    own = homes(theirs) if theirs in MODULES else {}
-    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *own})
+def names_of(tool: str) -> list[str]:
+    """Return the public names of a tool's module, as far as the table has them."""
+    return sorted({*_children(tool), *UNSUPPORTED.get(tool, ()), *homes(tool)})
 
 
-def names_served(theirs: str) -> list[str]:
+def names_served(tool: str) -> list[str]:
     """Return these, and the names of other modules that this one serves, too."""
-    package = theirs.partition(".")[0]
-    return sorted({*names_of(theirs), *(anywhere(package) if package in VERSIONS else ())})
+    package = tool.partition(".")[0]
+    return sorted({*names_of(tool), *(anywhere(package) if package in VERSIONS else ())})
 
 
 class _Original(Loader):
@@ -148,7 +147,7 @@ class _Original(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module that was set aside."""
-        return original(str(theirs_of(spec.name, {**_OURS, **THEIRS})))
+        return original(str(tool_module(spec.name, {**_COMPAT_ROOTS, **TOOL_ROOTS})))
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it is complete."""
@@ -179,8 +178,8 @@ def original(name: str) -> ModuleType:
 
 
 def is_original(name: str) -> bool:
-    """Tell whether a module is one of onnxruntime's quantizer that the table does not have."""
-    if theirs_of(name, {_QUANTIZER: ""}) is None or name in MODULES:
+    """Return whether a module is one of onnxruntime's quantizer that the table does not have."""
+    if tool_module(name, {_QUANTIZER: ""}) is None or name in MODULES:
         return False
     try:
         original(name)
@@ -196,15 +195,15 @@ class _Finder(MetaPathFinder):
         self.roots = roots
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        theirs = theirs_of(fullname, self.roots)
-        if theirs is None:
+        tool = tool_module(fullname, self.roots)
+        if tool is None:
             return None
-        package, _, last = theirs.rpartition(".")
-        whole = _elsewhere(theirs) is not None
-        if whole or theirs in MODULES or last in _children(package):
-            is_package = whole or bool(_children(theirs))
-            return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=is_package)
-        if is_original(theirs):
+        package, _, last = tool.rpartition(".")
+        whole = _elsewhere(tool) is not None
+        if whole or tool in MODULES or last in _children(package):
+            is_package = whole or bool(_children(tool))
+            return importlib.util.spec_from_loader(fullname, _Table(tool), is_package=is_package)
+        if is_original(tool):
             return importlib.util.spec_from_loader(fullname, _Original())
         names = names_of(package)
         # With `name`, `from package import x` goes on to say that x cannot be imported.
@@ -215,7 +214,7 @@ class _Finder(MetaPathFinder):
     def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
         """Yield the tools whose names are served as their own."""
         wanted = (context.name or "").lower().replace("_", "-")
-        served = VERSIONS.values() if self.roots is THEIRS else ()
+        served = VERSIONS.values() if self.roots is TOOL_ROOTS else ()
         return (_Installed(*each) for each in served if wanted in ("", each[0]))
 
 
@@ -226,7 +225,7 @@ class _Installed(Distribution):
         self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
     def read_text(self, filename: str) -> str | None:
-        """Return the metadata, the only file that there is."""
+        """Return the metadata, the only file."""
         return self._text if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Path:
@@ -236,29 +235,29 @@ class _Installed(Distribution):
 
 def serve() -> None:
     """Let `detent.compat.quark` and its like be imported."""
-    if not any(isinstance(each, _Finder) and each.roots is _OURS for each in sys.meta_path):
+    if not any(isinstance(each, _Finder) and each.roots is _COMPAT_ROOTS for each in sys.meta_path):
         # First: the folders that an older checkout leaves behind, with nothing but byte code, would count as packages.
-        sys.meta_path.insert(0, _Finder(_OURS))
+        sys.meta_path.insert(0, _Finder(_COMPAT_ROOTS))
 
 
 def stand_in() -> MetaPathFinder:
     """Serve the names to the end of this process, which a script has started, and return what does."""
-    sys.meta_path.insert(0, _Finder(THEIRS))
+    sys.meta_path.insert(0, _Finder(TOOL_ROOTS))
     return sys.meta_path[0]  # type: ignore[return-value]  # typeshed knows a part of what is in it
 
 
 @contextmanager
 def other_tools() -> Iterator[None]:
     """While this is open, scripts that import other quantizers get Detent."""
-    finder = _Finder(THEIRS)
-    _aside.update(_take_out(*THEIRS))
+    finder = _Finder(TOOL_ROOTS)
+    _aside.update(_take_out(*TOOL_ROOTS))
     sys.meta_path.insert(0, finder)
     try:
         with _libraries_that_are_not_needed():
             yield
     finally:
         sys.meta_path.remove(finder)
-        _take_out(*THEIRS)
+        _take_out(*TOOL_ROOTS)
         sys.modules.update(_aside)
         _tell_parent(_aside.get(_QUANTIZER))
         _aside.clear()
@@ -286,7 +285,7 @@ def _libraries_that_are_not_needed() -> Iterator[None]:
 def _take_out(*roots: str) -> dict[str, ModuleType]:
     """Remove what is imported under these names, and return it."""
     below = dict.fromkeys(roots, "")
-    found = {name: module for name, module in sys.modules.items() if theirs_of(name, below) is not None}
+    found = {name: module for name, module in sys.modules.items() if tool_module(name, below) is not None}
     for name in found:
         del sys.modules[name]
     _tell_parent(None)

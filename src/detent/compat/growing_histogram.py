@@ -8,17 +8,16 @@ otherwise, and of another number of values. Edges are float32, as there, so that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from detent.graph.session import Feeds
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe.recipe import Override
-
-Feeds = Mapping[str, npt.NDArray[Any]]
 
 
 class GrowingHistogram:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 
 Verdict = Literal["honoured", "met", "noted", "refused"]
 Rule = Callable[[Any, Any], Any]  # from a state and the value of an option to the state that the option makes of it
@@ -25,11 +25,11 @@ NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())  # values that ask f
 
 
 class ScriptNote(UserWarning):
-    """Something in a script that Detent does in another way, or not at all, and that leaves its result right."""
+    """Something in a script that Detent does differently or not at all, without harm to the result."""
 
 
 class NoEffect(Exception):  # noqa: N818 - it never reaches the user: the row turns it into a note
-    """The reason why an option changes nothing beside the rest of a configuration."""
+    """Why an option changes nothing, given the rest of a configuration."""
 
 
 def note(text: str) -> None:
@@ -43,6 +43,11 @@ NO_FIELD = object()  # in place of a default: the configuration for a dictionary
 def as_given(value: Any) -> Any:
     """Return the value itself."""
     return value
+
+
+def unchanged(state: Any, _: Any) -> Any:
+    """Return the state itself: the rule of an option that was applied before the table."""
+    return state
 
 
 @dataclass(frozen=True)
@@ -130,10 +135,8 @@ def apply_rows(rows: Mapping[str, Option], state: Any, given: Mapping[str, Any])
 
 
 def check_keys(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise UsageError for a key that is not known."""
     for key in given:
-        if key not in known:
-            raise UsageError(f"there is no '{key}'.{nearest(key, known)} There are {', '.join(known)}.")
+        check_known("key", key, known)
 
 
 def boolean(value: Any) -> bool:

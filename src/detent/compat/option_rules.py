@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from detent.convert.quantizing_nodes import WithoutOutputQdq
 from detent.convert.step import ConversionStep
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.equalizations import CrossLayer
-from detent.errors import UsageError
+from detent.errors import UsageError, check_known
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.floats import is_float
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer, is_product_bias
@@ -200,6 +200,16 @@ def parse_shapes(text: Any) -> dict[str, list[int]] | None:
     return shapes or None
 
 
+def shapes_setting(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes as the setting of `fixed-shapes`: input=1/3/224/224+other=1/4."""
+    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
+
+
+def pairs_setting(pairs: Iterable[Sequence[str]]) -> str:
+    """Return pairs of operators as the setting of `without-qdq-between`: Conv/Relu+Mul/Add."""
+    return "+".join(map("/".join, pairs))
+
+
 def weights_only(request: Request) -> Request:
     """Leave activations float, and 32-bit biases too: their unit is that of products of codes."""
     biases = None if is_product_bias(request.recipe.biases) else request.recipe.biases
@@ -222,7 +232,7 @@ def between(request: Request, value: Any) -> Request:
     pairs = [names(pair) for pair in value or ()]
     if any(len(pair) != 2 for pair in pairs):
         raise UsageError(f"{value!r}: expected pairs, such as [('Mul', 'Add')].")
-    step = "without-qdq-between:pairs=" + "+".join("/".join(pair) for pair in pairs)
+    step = f"without-qdq-between:pairs={pairs_setting(pairs)}"
     return request.replace(conversions=(step, *request.conversions)) if pairs else request
 
 
@@ -330,7 +340,7 @@ def weight_method(request: Request, value: Any) -> Request:
 
 def weight_mode(request: Request, value: Any) -> Request:
     """Set the mode of the weights' MinMSE."""
-    check_keys([value], _WEIGHT_MODES)
+    check_known("mode", value, _WEIGHT_MODES)
     if not hasattr(request.recipe.weight_method, "mode"):
         raise NoEffect("it is for WeightCalibrateMethod=MinMSE, which is not asked for.")
     return request.with_recipe(weight_method=MinMSE(_WEIGHT_MODES[value]))  # type: ignore[arg-type]
@@ -369,8 +379,7 @@ def few_bits(request: Request, value: Any = None) -> Request:
     check_keys(value or {}, _NBITS)
     params = {**_NBITS, **(value or {})}
     algorithm = str(params["Algorithm"]).upper()
-    if algorithm not in _NBITS_ALGORITHMS:
-        raise UsageError(f"Algorithm is {params['Algorithm']!r}. Choose from {', '.join(_NBITS_ALGORITHMS)}.")
+    check_known("Algorithm", algorithm, _NBITS_ALGORITHMS)
     if params["Bits"] != 4:
         raise UsageError(f"Bits {params['Bits']}: there are weights of 4 bits. Give 4, or A8W8.")
     symmetric = bool(params["Symmetric"]) and algorithm != "HQQ"

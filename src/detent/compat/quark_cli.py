@@ -27,7 +27,7 @@ from detent.compat.option_rows import note
 from detent.compat.readers import CachedDataReader, PathDataReader
 from detent.compat.shapeshifter import run_passes
 from detent.compat.tools import parse_subgraphs
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 
 _INSTEAD = {
     "export-oga": "Export the model with its own framework, or with onnxruntime-genai's builder.",
@@ -45,15 +45,10 @@ _METHODS: dict[str, Any] = {
 def main(arguments: Sequence[str]) -> None:
     """Run one of the commands."""
     name = arguments[0] if arguments else ""
-    if name in _COMMANDS:
-        _COMMANDS[name](arguments[1:])
-        return
-    known = (*_COMMANDS, *_INSTEAD)
-    raise UsageError(
-        f"quark-cli {name}: {_INSTEAD[name]}"
-        if name in _INSTEAD
-        else f"quark-cli has no command '{name}'.{nearest(name, known)} There are {', '.join(known)}."
-    )
+    check_known("command of quark-cli", name, (*_COMMANDS, *_INSTEAD))
+    if name in _INSTEAD:
+        raise UsageError(f"quark-cli {name}: {_INSTEAD[name]}")
+    _COMMANDS[name](arguments[1:])
 
 
 def _given(name: str, arguments: Sequence[str], required: str = "", **flags: Any) -> argparse.Namespace:
@@ -69,7 +64,7 @@ def _given(name: str, arguments: Sequence[str], required: str = "", **flags: Any
             parser.add_argument(*_spellings(flag), dest=flag, type=kind, default=default)
     given, others = parser.parse_known_args(list(arguments))
     if others:
-        note(f"quark-cli {name}: {' '.join(others)} is passed over.")
+        note(f"quark-cli {name}: {' '.join(others)} is ignored.")
     return given
 
 
@@ -102,8 +97,7 @@ def onnx_ptq(arguments: Sequence[str]) -> None:
     config.use_external_data_format = given.save_as_external_data
     method, _, ratio = given.calib_method.lower().partition("+")  # such as percentile+99.99
     if method:
-        if method not in _METHODS:
-            raise UsageError(f"--calib_method {given.calib_method}: choose from {', '.join(_METHODS)}.")
+        check_known("--calib_method", method, _METHODS)
         config.calibrate_method = _METHODS[method]
     options = {
         "CalibDataSize": given.num_calib_data,

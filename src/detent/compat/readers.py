@@ -21,10 +21,9 @@ import numpy.typing as npt
 from detent.compat.option_rows import note
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load
+from detent.graph.session import Feeds
 from detent.observe.preprocess import InputSpec
 from detent.observe.sources import input_specs, open_source
-
-Feeds = Mapping[str, npt.NDArray[Any]]
 
 RANDOM_SAMPLES = 8
 RANDOM_SEED = 42  # any number: the same data in every run

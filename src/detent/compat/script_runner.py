@@ -27,7 +27,7 @@ from typing import Any
 
 import typer
 
-from detent.compat.finder import THEIRS, is_original, names_served, other_tools, theirs_of
+from detent.compat.finder import TOOL_ROOTS, is_original, names_served, other_tools, tool_module
 from detent.compat.option_rows import ScriptNote
 from detent.compat.tool_names import AS_QUARK_IN_CHILDREN, MODULES
 from detent.errors import UsageError, nearest
@@ -45,7 +45,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as `python -m name arguments...` would. A `.py` behind the name, as manuals have it, is ignored."""
     name = name.removesuffix(".py")
     with other_tools(), _as_main([name, *arguments], str(Path.cwd())):
-        if theirs_of(name, THEIRS) is None or is_original(name):
+        if tool_module(name, TOOL_ROOTS) is None or is_original(name):
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             return
         try:
@@ -107,7 +107,7 @@ def _in_children(as_quark: bool) -> Iterator[None]:
     """Let processes of Python that a script starts get the names of the other tools, too."""
     before = dict(os.environ)
     with TemporaryDirectory() as folder:
-        text = _STARTUP.format(folder=folder, names=tuple(f"{root}." for root in THEIRS))
+        text = _STARTUP.format(folder=folder, names=tuple(f"{root}." for root in TOOL_ROOTS))
         Path(folder, "sitecustomize.py").write_text(text, encoding="utf-8")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before.get("PYTHONPATH"))))
         os.environ |= {AS_QUARK_IN_CHILDREN: "1"} if as_quark else {}
@@ -187,8 +187,8 @@ def _nearest_name(error: BaseException) -> str:
     found = (
         re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error)) if isinstance(error, ImportError) else None
     )
-    theirs = None if found is None else theirs_of(found[2], THEIRS)
-    return "" if found is None or theirs not in MODULES else nearest(found[1], names_served(theirs))
+    tool = None if found is None else tool_module(found[2], TOOL_ROOTS)
+    return "" if found is None or tool not in MODULES else nearest(found[1], names_served(tool))
 
 
 def _print_from(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

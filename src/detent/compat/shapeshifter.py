@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from detent.compat.option_rows import note
+from detent.compat.option_rules import NHWC, pairs_setting, shapes_setting
 from detent.convert import parse_step
 from detent.convert.step import ConversionNotes
 from detent.devices.rewrites import ClipToRelu
@@ -30,81 +31,75 @@ from detent.graph.load import load
 from detent.graph.save import check_output, save
 from detent.prepare import default_passes, prepare
 
+Settings = Mapping[str, Any]
+
 _TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16", "general")
-# What preparation and the device's rules always do.
-_ALREADY = (
-    *("onnx_simplify", "onnx_optimize_with_ort", "onnx_remove_input_init", "onnx_copy_bias_init"),
-    *("onnx_copy_shared_init", "onnx_fold_batch_norm_after_concat", "onnx_convert_fp16_to_fp32"),
-    *("onnx_fold_div_into_matmul", "onnx_xint8_simulate", "onnx_xint8_adjust", "onnx_align_scale"),
-    *("onnx_adjust_bias_scale", "onnx_remove_bfloat16_cast"),
-)
-# Passes that an option of the same meaning switches on.
-_SWITCHES = {
-    "onnx_convert_bn_to_conv": "ConvertBNToConv",
-    "onnx_convert_clip_to_relu": "ConvertClipToRelu",
-    "onnx_convert_nchw_to_nhwc": "ConvertNCHWToNHWC",
-    "onnx_convert_reduce_mean_to_global_avg_pool": "ConvertReduceMeanToGlobalAvgPool",
-    "onnx_convert_split_to_slice": "ConvertSplitToSlice",
-    "onnx_fold_batch_norm": "FoldBatchNorm",
-    "onnx_fuse_gelu": "FuseGelu",
-    "onnx_fuse_instance_norm": "FuseInstanceNorm",
-    "onnx_fuse_l2_norm": "FuseL2Norm",
-    "onnx_fuse_layer_norm": "FuseLayerNorm",
-    "onnx_split_large_kernel_pool": "SplitLargeKernelPool",
-    "onnx_insert_clip_before_bfloat16_qdq": "BF16WithClip",
-    "onnx_replace_bfloat16_qdq_with_cast": "BF16QDQToCast",
+
+
+def _shapes(settings: Settings) -> Mapping[str, Any]:
+    return settings.get("input_output_name_shapes") or {}
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """What becomes of a pass: an extra option while a model is quantized, and steps where the pass is run alone.
+
+    Without an `option`, quantizing does it anyway. `value` reads that of the option from the settings. Alone, a pass is
+    steps of preparation, or with `convert` a step of `detent convert`; one that is neither cannot be run alone.
+    """
+
+    option: str = ""
+    value: Callable[[Settings], Any] = lambda _: True
+    prepare: str = ""
+    convert: Callable[[Settings], str] | None = None
+
+
+_PASSES: dict[str, PassRow] = {
+    "onnx_adjust_bias_scale": PassRow(),
+    "onnx_align_scale": PassRow(),
+    "onnx_convert_bn_to_conv": PassRow("ConvertBNToConv", prepare="batch_norm_to_conv"),
+    "onnx_convert_clip_to_relu": PassRow("ConvertClipToRelu", prepare="clip_to_relu"),
+    "onnx_convert_fp16_to_fp32": PassRow(prepare="half_to_float"),
+    "onnx_convert_nchw_to_nhwc": PassRow("ConvertNCHWToNHWC", convert=lambda _: NHWC),
+    "onnx_convert_opset_version": PassRow(
+        "ConvertOpsetVersion",
+        lambda it: it.get("target_opset_version"),
+        convert=lambda it: f"opset:version={it.get('target_opset_version')}",
+    ),
+    "onnx_convert_reduce_mean_to_global_avg_pool": PassRow(
+        "ConvertReduceMeanToGlobalAvgPool", prepare="reduce_mean_to_pool"
+    ),
+    "onnx_convert_split_to_slice": PassRow("ConvertSplitToSlice", prepare="split_to_slice"),
+    "onnx_copy_bias_init": PassRow(prepare="separate_initializers"),
+    "onnx_copy_shared_init": PassRow(prepare="separate_initializers"),
+    "onnx_cross_layer_equalization": PassRow("CLESteps", lambda it: it.get("cle_steps", 1)),
+    "onnx_fix_shapes": PassRow(
+        "FixShapes",
+        lambda it: ";".join(f"{name}:[{','.join(map(str, dims))}]" for name, dims in _shapes(it).items()),
+        convert=lambda it: f"fixed-shapes:shapes={shapes_setting(_shapes(it))}",
+    ),
+    "onnx_fold_batch_norm": PassRow("FoldBatchNorm", prepare="fold_batch_norm"),
+    "onnx_fold_batch_norm_after_concat": PassRow(prepare="fold_batch_norm"),
+    "onnx_fold_div_into_matmul": PassRow(prepare="fold_affine"),
+    "onnx_fuse_gelu": PassRow("FuseGelu", prepare="fuse_gelu"),
+    "onnx_fuse_instance_norm": PassRow("FuseInstanceNorm", prepare="fuse_instance_norm"),
+    "onnx_fuse_l2_norm": PassRow("FuseL2Norm", prepare="fuse_l2_norm"),
+    "onnx_fuse_layer_norm": PassRow("FuseLayerNorm", prepare="fuse_layer_norm"),
+    "onnx_insert_clip_before_bfloat16_qdq": PassRow("BF16WithClip", convert=lambda _: "bfloat16-clip"),
+    "onnx_optimize_with_ort": PassRow(prepare="fold_constants remove_identity"),
+    "onnx_remove_bfloat16_cast": PassRow(convert=lambda _: "float"),
+    "onnx_remove_input_init": PassRow(convert=lambda _: "inputs-without-initializers"),
+    "onnx_remove_qdq_between_op_types": PassRow(
+        "RemoveQDQBetweenOps",
+        lambda it: it.get("remove_qdq_between_op_types"),
+        convert=lambda it: f"without-qdq-between:pairs={pairs_setting(it.get('remove_qdq_between_op_types') or ())}",
+    ),
+    "onnx_replace_bfloat16_qdq_with_cast": PassRow("BF16QDQToCast"),
+    "onnx_simplify": PassRow(prepare="fold_constants remove_identity"),
+    "onnx_split_large_kernel_pool": PassRow("SplitLargeKernelPool", prepare="split_global_pool"),
+    "onnx_xint8_adjust": PassRow(),
+    "onnx_xint8_simulate": PassRow(),
 }
-
-
-def _shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    shapes = settings.get("input_output_name_shapes") or {}
-    return {"FixShapes": ";".join(f"{name}:[{','.join(map(str, dims))}]" for name, dims in shapes.items())}
-
-
-# Passes whose settings are those of an option.
-_SETTINGS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "onnx_convert_opset_version": lambda it: {"ConvertOpsetVersion": it.get("target_opset_version")},
-    "onnx_fix_shapes": _shapes,
-    "onnx_remove_qdq_between_op_types": lambda it: {"RemoveQDQBetweenOps": it.get("remove_qdq_between_op_types")},
-    "onnx_cross_layer_equalization": lambda it: {"CLESteps": it.get("cle_steps", 1)},
-}
-# Passes over a model that is not quantized, as steps of preparation.
-_ALONE: dict[str, str] = {
-    **dict.fromkeys(("onnx_simplify", "onnx_optimize_with_ort"), "fold_constants remove_identity"),
-    **dict.fromkeys(("onnx_copy_shared_init", "onnx_copy_bias_init"), "separate_initializers"),
-    **dict.fromkeys(("onnx_fold_batch_norm", "onnx_fold_batch_norm_after_concat"), "fold_batch_norm"),
-    "onnx_fold_div_into_matmul": "fold_affine",
-    "onnx_convert_fp16_to_fp32": "half_to_float",
-    "onnx_convert_bn_to_conv": "batch_norm_to_conv",
-    "onnx_convert_clip_to_relu": "clip_to_relu",
-    "onnx_convert_reduce_mean_to_global_avg_pool": "reduce_mean_to_pool",
-    "onnx_convert_split_to_slice": "split_to_slice",
-    "onnx_split_large_kernel_pool": "split_global_pool",
-    **{f"onnx_{name}": name for name in ("fuse_gelu", "fuse_instance_norm", "fuse_l2_norm", "fuse_layer_norm")},
-}
-
-
-def _fixed(settings: Mapping[str, Any]) -> str:
-    shapes = settings.get("input_output_name_shapes") or {}
-    return "fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
-
-
-def _between(settings: Mapping[str, Any]) -> str:
-    return "without-qdq-between:pairs=" + "+".join(map("/".join, settings.get("remove_qdq_between_op_types") or ()))
-
-
-# Passes as steps of `detent convert`.
-_STEPS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "onnx_convert_nchw_to_nhwc": lambda _: "nhwc",
-    "onnx_convert_opset_version": lambda it: f"opset:version={it.get('target_opset_version')}",
-    "onnx_fix_shapes": _fixed,
-    "onnx_insert_clip_before_bfloat16_qdq": lambda _: "bfloat16-clip",
-    "onnx_remove_bfloat16_cast": lambda _: "float",
-    "onnx_remove_input_init": lambda _: "inputs-without-initializers",
-    "onnx_remove_qdq_between_op_types": _between,
-}
-_REFUSED = ("onnx_set_node_attributes", "onnx_constrain_per_channel_weight_scale")
-_KNOWN = (*_ALREADY, *_SWITCHES, *_SETTINGS, *_REFUSED)
 
 
 def options_of_passes(spec: str) -> dict[str, Any]:
@@ -114,21 +109,19 @@ def options_of_passes(spec: str) -> dict[str, Any]:
     read = _load(Path(spec))
     options: dict[str, Any] = {}
     for name, settings in _wanted(read, spec):
-        if name in _SETTINGS:
-            options |= _SETTINGS[name](settings)
-        elif name in _SWITCHES:
-            options[_SWITCHES[name]] = True
+        row = _PASSES[name]
+        options |= {row.option: row.value(settings)} if row.option else {}
     if read.get("preprocessed_model_path"):
         note(f"{spec}, preprocessed_model_path: the prepared model is not written.")
     return options
 
 
-def _wanted(read: Mapping[str, Any], spec: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the passes that are on, with their settings; UsageError, by name, for one that Detent has not."""
+def _wanted(read: Mapping[str, Any], spec: str) -> Iterator[tuple[str, Settings]]:
+    """Yield the passes that are on, with their settings; UsageError, by name, for one that Detent does not have."""
     groups = [read.get(name) or {} for name in ("preprocess_passes", "passes", "postprocess_passes")]
     for name, settings in ((name, settings or {}) for group in groups for name, settings in group.items()):
-        if name in _REFUSED or name not in _KNOWN:
-            raise UsageError(f"{spec}: Detent has no pass '{name}'.{nearest(name, _KNOWN)} Take it out of the file.")
+        if name not in _PASSES:
+            raise UsageError(f"{spec}: Detent has no pass '{name}'.{nearest(name, _PASSES)} Take it out of the file.")
         if next(iter(settings.values()), True) is not False:
             yield name, settings
 
@@ -185,13 +178,14 @@ def _run_file(read: Mapping[str, Any], path: str) -> None:
     save(model, output)
 
 
-def _run(model: ir.Model, name: str, settings: Mapping[str, Any], path: str) -> ir.Model:
-    if name in _STEPS:
-        return parse_step(_STEPS[name](settings))[1].apply(model, ConversionNotes(name))
-    if name not in _ALONE:
+def _run(model: ir.Model, name: str, settings: Settings, path: str) -> ir.Model:
+    row = _PASSES[name]
+    if row.convert is not None:
+        return parse_step(row.convert(settings))[1].apply(model, ConversionNotes(name))
+    if not row.prepare:
         raise UsageError(f"{path}: '{name}' is part of quantizing a model. Give the file as ShapeShifterYaml instead.")
     passes = {each.step(): each for each in (*default_passes(), ClipToRelu())}
-    prepare(model, [passes[step] for step in ("infer_shapes", *_ALONE[name].split())])
+    prepare(model, [passes[step] for step in ("infer_shapes", *row.prepare.split())])
     return model
 
 

@@ -26,6 +26,7 @@ from detent.compat.option_rows import (
     number,
     refused,
     table_of,
+    unchanged,
     whole,
 )
 from detent.compat.option_rules import ROLES, Request
@@ -123,10 +124,6 @@ def _without_threshold(request: Request, wanted: bool) -> Request:
     return rules.equalized(request) if wanted else rules.equalized(request, threshold=0.0)
 
 
-def _expanded_before(request: Request, _: Any) -> Request:
-    return request  # `translate` has read the file, since its passes are options of their own
-
-
 # In the order in which they are applied, whatever order a script gives them in.
 SECTIONS: dict[str, tuple[Option, ...]] = {
     "Numbers": (
@@ -147,8 +144,9 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         noted("UseUnsignedReLU", "all activations have one type (Quark reads the option and does nothing, too)"),
     ),
     "The float model": (
-        honoured("ShapeShifterYaml", _PASSES, _expanded_before),
-        honoured("PreprocessYAML", "the older name of ShapeShifterYaml", _expanded_before),
+        # `translate` has read the file, since its passes are options of their own.
+        honoured("ShapeShifterYaml", _PASSES, unchanged),
+        honoured("PreprocessYAML", "the older name of ShapeShifterYaml", unchanged),
         noted("SkipPreprocess", "the model is prepared all the same, which does not change what it computes"),
         met("OptimizeModel", "onnxruntime's optimizer is never run on the model; Detent's preparations are its own"),
         _all_of("SimplifyModel", _SIMPLIFY, "False leaves out `remove_identity` and `mat_mul_to_gemm`"),
@@ -324,7 +322,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         noted("EvalDataReader", "what quantization cost is measured on the calibration data"),
         met("FillAllValueInfo", "types and shapes are written as far as they are known"),
         # Taken for the field before anything else, because much depends on it: here its value is only checked.
-        _flag("EnableNPUCnn", "the same as enable_npu_cnn (`target`)", lambda request, _: request),
+        _flag("EnableNPUCnn", "the same as enable_npu_cnn (`target`)", unchanged),
     ),
 }
 
@@ -334,11 +332,11 @@ OPTIONS = table_of(option for section in SECTIONS.values() for option in section
 def apply_options(request: Request, options: Mapping[str, Any]) -> Request:
     """Return the request with all options applied; UsageError for the first that is refused.
 
-    An unknown one is noted: the other tools pass over it, and versions differ in what they know.
+    An unknown one is noted: the other tools ignore it, and versions differ in what they know.
     """
     for name in options:
         if name not in OPTIONS:
-            note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is passed over.")
+            note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is ignored.")
     known = {name: value for name, value in options.items() if name in OPTIONS and value is not None}  # None: not set
     try:
         changed: Request = apply_rows(OPTIONS, request, known)

@@ -1,11 +1,10 @@
 """The modules and names of AMD Quark, vai_q_onnx and onnxruntime's quantizer: where each one is in Detent.
 
-    module of theirs -> module of ours (below detent.compat) -> names, with spaces between them
+    module of the tool -> module of Detent (below detent.compat) -> names, with spaces between them
 
-`finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
-it into its row; to refuse one, put it into `_REFUSED` with what to do instead.
-The modules of a package import from each other, and older versions keep the same names in other ones: so a name of any
-module of a package is served by all of them.
+`finder` serves these modules. `new=old` is the tool's name for what is called `old` in Detent. To add a name that
+exists, put it into its row; to refuse one, put it into `_REFUSED` with what to do instead. The modules of a package
+import from each other, and older versions keep the same names elsewhere: so each serves the names of all of them.
 
 The modules in `INSIDES` can be imported, and any name from them: they are the tools' own parts, so using one is an
 error that says so. What onnxruntime's quantizer has and the table does not is onnxruntime's own.
@@ -203,9 +202,9 @@ MODULES.update({name: {} for name in sorted({*INSIDES, *_BESIDE}) if name not in
 
 
 def homes(module: str) -> dict[str, tuple[str, str]]:
-    """Return for each name of a module of theirs our module and the name there."""
+    """Return for each name of a tool's module the module of Detent that has it, and the name there."""
     found: dict[str, tuple[str, str]] = {}
-    for home, names in MODULES[module].items():
+    for home, names in MODULES.get(module, {}).items():
         for name in names.split():
             theirs, _, ours = name.partition("=")
             found[theirs] = (home, ours or theirs)

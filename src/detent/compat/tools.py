@@ -33,9 +33,9 @@ from detent.compat.configs import get_default_config
 from detent.compat.entry_points import ModelQuantizer, move_tensors_out
 from detent.compat.finder import original
 from detent.compat.option_rows import note
-from detent.compat.option_rules import parse_shapes
+from detent.compat.option_rules import pairs_setting, parse_shapes, shapes_setting
 from detent.convert import convert
-from detent.errors import ModelError, UsageError
+from detent.errors import ModelError, UsageError, check_known
 from detent.graph.load import ModelLike, load
 from detent.graph.save import check_output, complete_proto, save
 from detent.observe.statistics_file import load_statistics
@@ -162,8 +162,7 @@ def _saves(read: str | None, written: str | None) -> Tool:
 
 
 def _form(name: str) -> str:
-    if name not in _FORMS:
-        raise UsageError(f"--format is '{name}'. Choose from {', '.join(_FORMS)}.")
+    check_known("--format", name, _FORMS)
     return _FORMS[name]
 
 
@@ -172,13 +171,13 @@ def _shapes(text: str) -> str:
         shapes = parse_shapes(text) or {}
     except UsageError as error:
         raise UsageError(f"--fix_shapes {text}: {error}") from None
-    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
+    return shapes_setting(shapes)
 
 
 def _pairs(value: str | Sequence[Sequence[str]]) -> str:
     """Read `Conv,Relu;Mul,Add`, or pairs in a list."""
-    pairs = value.split(";") if isinstance(value, str) else [",".join(pair) for pair in value]
-    return "+".join("/".join(each.strip() for each in pair.split(",")) for pair in pairs if pair.strip())
+    pairs = [pair.split(",") for pair in value.split(";") if pair.strip()] if isinstance(value, str) else value
+    return pairs_setting([name.strip() for name in pair] for pair in pairs)
 
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -308,7 +307,7 @@ def run_tool(name: str, arguments: Sequence[str] | None = None) -> None:
             parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None)
     given, unknown = parser.parse_known_args(None if arguments is None else list(arguments))
     if unknown:
-        note(f"{name}: {' '.join(unknown)} is passed over, as it is there.")
+        note(f"{name}: {' '.join(unknown)} is ignored, as the original tool does.")
     # What came as a flag is not among the positions.
     wanted = [each for each in names if getattr(given, each, None) is None]
     if len(given.positions) != len(wanted):

@@ -8,10 +8,10 @@
     biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
     accuracy        channels are equalized unless include_cle=False, and biases corrected
 
-What has the very values of one of Quark's presets, or amounts to the same, is Detent's preset of that name, with the
-tensors laid out as Quark's preset has them: one scale for each weight, 8 bits for all activations of A8W8.
+A configuration that equals one of Quark's presets, or asks for the same, becomes Detent's preset of that name, with
+Quark's granularity: one scale for each weight, 8 bits for all activations of A8W8.
 
-Quark's newer QConfig becomes the older configuration that it stands for, and its layers become overrides:
+Quark's newer QConfig is turned into an older configuration first, and its layers into overrides:
 
     activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
     both PowerOf2, of 8 bits                enable_npu_cnn, unless EnableNPUCnn says otherwise; other types: no device
@@ -81,8 +81,8 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
 }
 
 
-QUARK_BINS = 2048  # of its histograms
-# What it quantizes in plain Q/DQ pairs, for no device.
+QUARK_BINS = 2048  # of its calibration histograms
+# What Quark quantizes in plain Q/DQ pairs, for no device.
 _QDQ_OPERATORS = (
     *("Add", "ArgMax", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Gather", "Gelu"),
     *("Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "MatMul"),
@@ -114,7 +114,7 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
 
 
 def _asked(config: AnyConfig) -> tuple[Request, QuantizationConfig, dict[str, Any]]:
-    """Return what fields and options say, the older configuration that they are of, and the options."""
+    """Return the request of a configuration, with its older form and its extra options."""
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
@@ -136,7 +136,7 @@ def _asked(config: AnyConfig) -> tuple[Request, QuantizationConfig, dict[str, An
     if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
     if request.recipe.activations is None and not has_power_of_two_scale(request.recipe.weights):
-        request = request.with_recipe(method=MinMax())  # what was said of it is for activations
+        request = request.with_recipe(method=MinMax())  # the given one is for activations
     return request.with_recipe(opset=_sufficient_opset(request.recipe)), older, options
 
 
@@ -194,7 +194,7 @@ def _with_passes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
-    """Return what the fields alone say."""
+    """Return the recipe that the fields ask for, without the extra options."""
     for field, known in (("calibrate_method", METHODS), ("quant_format", _FORMATS)):
         if getattr(config, field) not in known:
             raise UsageError(f"{field} is {getattr(config, field)!r}. Choose from {', '.join(map(repr, known))}.")
@@ -333,9 +333,9 @@ _BESIDE_THE_RECIPE = (
 
 
 def _named(request: Request, config: QuantizationConfig) -> Recipe:
-    """Return the preset that has the same values, or that the same comes of, or else the recipe."""
+    """Return the preset that has the same values or asks for the same, or else the recipe."""
     recipe = request.recipe
-    # By Quark's values first: what it says beside the numbers may become another recipe than the preset.
+    # By Quark's values first: fields that say nothing about numbers may make another recipe than the preset's.
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
@@ -363,7 +363,7 @@ def _is_made_from(config: QuantizationConfig, name: str) -> bool:
 
 @cache
 def _spelled(name: str) -> Recipe | None:
-    """Return what the fields of a preset say, read as those of any configuration; None if layers are searched for."""
+    """Return the recipe that a preset's own fields translate to; None if layers are searched for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScriptNote)
         request = _asked(get_default_config(name))[0]

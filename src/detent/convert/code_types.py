@@ -144,14 +144,11 @@ class Int16Bias(NodeStep):
         read = dequantized(node)
         if read is None or read.params is None or read.stored is None or read.stored.dtype != np.int32:
             return None
-        only_bias = all(_reads_bias(use.node, use.idx) for use in node.outputs[0].uses())
+        readers = [(use.node.op_type, use.idx) for use in node.outputs[0].uses()]
+        only_bias = all(op_type == "Add" or _BIAS_INPUT.get(op_type) == index for op_type, index in readers)
         if read.params.zero_point.any() or not only_bias:
             return "it is int32, but not a bias with zero point 0"
         return _narrow_bias(edit, node, read.stored, read.params)
-
-
-def _reads_bias(node: ir.Node, index: int) -> bool:
-    return _BIAS_INPUT.get(node.op_type) == index or node.op_type == "Add"
 
 
 def shifts_needed(codes: npt.NDArray[Any], channels: int) -> npt.NDArray[np.int64]:

@@ -25,7 +25,7 @@ everywhere. Devices that compute in bfloat16 fuse those Casts away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,9 +35,18 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
-from detent.errors import ModelError, UsageError
+from detent.errors import ModelError, UsageError, check_known
 from detent.graph.load import operator_schema, raise_opset
-from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
+from detent.graph.values import (
+    Names,
+    add_initializer,
+    bypass,
+    constant,
+    drop_if_unused,
+    is_standard,
+    made_by,
+    values_of,
+)
 from detent.prepare.base import main_opset
 from detent.prepare.plain_forms import HalfToFloat, InlineFunctions
 from detent.prepare.shapes import infer
@@ -106,8 +115,7 @@ class ToBfloat16(ConversionStep):
     retypes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.form not in _FORMS:
-            raise UsageError(f"bfloat16 has no form '{self.form}'. Choose from {', '.join(_FORMS)}.")
+        check_known("form of bfloat16", self.form, _FORMS)
         if not self.keep_io and self.form != "pure":
             raise UsageError(f"bfloat16: keep_io=false needs form=pure; with form={self.form} all values are float32.")
 
@@ -120,7 +128,8 @@ class ToBfloat16(ConversionStep):
         elif self.form == "cast":
             _CastPairs(model, notes, self.clip).run()
         else:
-            _Retyping(model, notes, _BFLOAT16, self.keep_io, self.clip, stays=_has_no_kernel).run()
+            stays = [node for node in model.graph.all_nodes() if not is_standard(node, *_RUNS_IN_BFLOAT16)]
+            _Retyping(model, notes, _BFLOAT16, self.keep_io, self.clip, stays).run()
         return model
 
 
@@ -129,11 +138,6 @@ def to_pure_bfloat16(model: ir.Model, constants: Mapping[str, npt.NDArray[np.flo
     for name, array in constants.items():
         model.graph.initializers[name].const_value = ir.tensor(array, name=name)
     ToBfloat16(form="pure").apply(model, ConversionNotes("bfloat16"))
-
-
-def _has_no_kernel(node: ir.Node) -> bool:
-    """Return whether onnxruntime cannot run the node in bfloat16."""
-    return not is_standard(node, *_RUNS_IN_BFLOAT16)
 
 
 def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
@@ -166,7 +170,7 @@ def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
 
 
 class _Retyping:
-    """Make the float32 values of a model another type. `stays` tells further nodes that have to compute in float32."""
+    """Make the float32 values of a model another type. `stays` are further nodes that have to compute in float32."""
 
     def __init__(
         self,
@@ -175,7 +179,7 @@ class _Retyping:
         dtype: ir.DataType,
         keep_io: bool,
         clip: bool,
-        stays: Callable[[ir.Node], bool] = lambda _: False,
+        stays: Collection[ir.Node] = (),
     ) -> None:
         self._graph, self._graphs = model.graph, tuple(model.graphs())
         self._opset, self._names, self._notes = main_opset(model), Names(model), notes
@@ -188,7 +192,7 @@ class _Retyping:
         if not any(value.dtype == _FLOAT for graph in self._graphs for value in values_of(graph)[len(graph.inputs) :]):
             return
         nodes = [(graph, node) for graph in self._graphs for node in graph]
-        staying = {node for _, node in nodes if self._stays(node) or _stays_float(node, self._opset, self._dtype)}
+        staying = {*self._stays, *(node for _, node in nodes if _stays_float(node, self._opset, self._dtype))}
         # Listed before types change, because they are found by type.
         kept = [
             (side, graph, node, index, value)
@@ -457,7 +461,7 @@ class Bfloat16Clip(ConversionStep):
         for graph in tuple(model.graphs()):
             for node in tuple(graph):
                 source = node.inputs[0] if _rounds(node) else None
-                if source is None or constant(source) is not None or _is_clip(source):
+                if source is None or constant(source) is not None or made_by(source, "Clip"):
                     continue
                 if not bounds:
                     bounds = [
@@ -478,8 +482,3 @@ def _rounds(node: ir.Node) -> bool:
         return node.inputs[0] is not None and node.inputs[0].dtype in (None, _FLOAT)
     params = params_of(node) if quantize_family(node) else None
     return params is not None and params.dtype == _BFLOAT16.numpy()
-
-
-def _is_clip(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and is_standard(producer, "Clip")

@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -31,9 +30,8 @@ from detent.prepare.base import main_opset
 from detent.qdq import families
 from detent.qdq.builder import FixNeuronWriter, GraphWriter, PairWriter, retarget
 from detent.qdq.functions import add_functions, settle_domains, take_out_functions
-from detent.qdq.reader import Dequantized, LinearParams, code_range, dequantized, params_of
+from detent.qdq.reader import Array, Dequantized, LinearParams, code_range, dequantized, params_of
 
-Array = npt.NDArray[Any]
 _BFLOAT16 = ir.DataType.BFLOAT16
 _HALF = ("bfloat16", "float16")
 _PER_AXIS_OPSET = 13  # the opset with which Q/DQ got an axis

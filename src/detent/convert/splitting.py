@@ -31,7 +31,7 @@ from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import check_output, complete_proto, save_together, serialize
-from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Runner, first_line, open_session
+from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Feeds, Runner, first_line, open_session
 from detent.graph.values import drop_if_unused, read_values, values_of
 from detent.plan.postprocessing import find_postprocessing, is_trained
 from detent.prepare import FixShapes, FoldConstants, InferShapes, prepare
@@ -41,7 +41,6 @@ from detent.settings import parse_json
 
 OUTPUTS_KEY = "detent.outputs"
 
-Feeds = Mapping[str, npt.NDArray[Any]]
 PartLike = str | PathLike[str] | onnx.ModelProto
 
 

@@ -78,8 +78,8 @@ def deploy(
     tail = tail_file(model) if tail is None and tail_file(model).exists() else tail
     generation, software = _settle(device, software)
     checked = check(model, device, software)
-    if not force:
-        _refuse_harmful(model, checked, generation)
+    if not force and (harm := _harm(model, checked, generation)):
+        raise ModelError(f"{harm} Or give --force.")
     source = open_source(
         data, input_specs(load(model)), preprocess=preprocess, limit=samples if data is not None else None
     )
@@ -129,32 +129,26 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
     return generation, software
 
 
-def _refuse_harmful(model: Path, checked: DeviceCheck, generation: Generation) -> None:
-    """Raise ModelError for what is known to end the process, or to leave everything on the CPU."""
+def _harm(model: Path, checked: DeviceCheck, generation: Generation) -> str:
+    """Say that the model is known to end the process, or to run on the CPU altogether; empty if it is not."""
     if not checked.quantized and "npu-bf16" not in generation.flows:
-        raise ModelError(
+        return (
             f"{model} is a float model, and {generation.name} computes in integers alone: all of it would run on the "
-            f"CPU. Quantize it first: detent quantize {model} OUTPUT --calib DATA --device {generation.name}. Or give "
-            "--force."
+            f"CPU. Quantize it first: detent quantize {model} OUTPUT --calib DATA --device {generation.name}."
         )
     crashing = next((place for place in checked.nodes if place.op_type in CRASHES), None)
     if crashing is not None:
-        raise ModelError(
+        return (
             f"{model} has {crashing.op_type} '{crashing.node}', which was seen to end the process when a session is "
-            "made. Cut the model before it (`detent split --at VALUE`), or give --force."
+            "made. Cut the model before it (`detent split --at VALUE`)."
         )
     ending = next((finding for finding in checked.errors if finding.crashes and checked.quantized), None)
     if ending is not None:
-        raise ModelError(
-            f"{model}: {ending.op_type} '{ending.node}': {ending.what}; {ending.why}. Fix: {ending.fix}. Or give "
-            "--force."
-        )
+        return f"{model}: {ending.op_type} '{ending.node}': {ending.what}; {ending.why}. Fix: {ending.fix}."
     if checked.verdict == "rejected":
         first = checked.errors[0]
-        raise ModelError(
-            f"{checked.target} would run nothing of {model}: {first.what}; {first.why}. Fix: {first.fix}. Or give "
-            "--force."
-        )
+        return f"{checked.target} would run nothing of {model}: {first.what}; {first.why}. Fix: {first.fix}."
+    return ""
 
 
 def session_options(generation: Generation, checked: DeviceCheck, software: str) -> dict[str, str]:

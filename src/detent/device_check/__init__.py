@@ -29,7 +29,7 @@ from detent.device_check.network import (
     quantized_later,
 )
 from detent.device_check.partition import macs_of, partition
-from detent.device_check.rules import apply_rules, listed, of_model
+from detent.device_check.rules import apply_rules, of_model, quoted
 from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import GENERATIONS, Device, check_software, recipe_for, recipe_for_any
 from detent.errors import ModelError, UsageError
@@ -142,7 +142,7 @@ def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
     if twice:
         yield of_model(
             "warning",
-            f"{len(twice)} names belong to several nodes ({listed(twice)})",
+            f"{len(twice)} names belong to several nodes ({quoted(twice)})",
             "compilers and profilers tell nodes apart by their names",
             "`detent quantize` and `detent convert` write unique names",
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -24,6 +24,7 @@ from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
 from detent.devices.device import LEFT_BY_ALL, ROUNDING_KEY, Device
+from detent.errors import listed
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, made_by, rank, static_shape
 from detent.plan.layout import bias_input
@@ -78,12 +79,9 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
 
 def _broken(rules: tuple[RuleRow, ...], node: ir.Node, network: CheckedNetwork) -> list[Finding]:
     """Return the findings of the rules that are about this node on this device."""
-    asked = (rule for rule, has, op_types in rules if getattr(network.device, has) and _is_any_of(node, op_types))
+    on_device = (row for row in rules if getattr(network.device, row[1]))
+    asked = (rule for rule, _, op_types in on_device if not op_types or is_standard(node, *op_types))
     return [finding for rule in asked for finding in rule(node, network)]
-
-
-def _is_any_of(node: ir.Node, op_types: tuple[str, ...]) -> bool:
-    return not op_types or is_standard(node, *op_types)
 
 
 def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:
@@ -104,10 +102,9 @@ def of_model(level: Level, what: str, why: str, fix: str) -> Finding:
     return Finding(level, MODEL, "", what, why, fix)
 
 
-def listed(names: list[str]) -> str:
+def quoted(names: Iterable[object]) -> str:
     """Quote the first few names and count the others."""
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + more
+    return listed([f"'{name}'" for name in names], _SHOWN_NAMES)
 
 
 # Rules on the model
@@ -137,14 +134,14 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
     if network.open_inputs:
         yield of_model(
             "error",
-            f"the shape of input {listed([str(value.name) for value in network.open_inputs])} is not fixed",
+            f"the shape of input {quoted(value.name for value in network.open_inputs)} is not fixed",
             "the device is programmed for one shape",
             _fix_of(network.open_inputs, quantized=network.quantized),
         )
     if network.open_batch:
         yield of_model(
             "error",
-            f"the batch of input {listed([str(value.name) for value in network.open_batch])} is not fixed",
+            f"the batch of input {quoted(value.name for value in network.open_batch)} is not fixed",
             "the device computes one sample at a time",
             "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`",
         )

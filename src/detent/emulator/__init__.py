@@ -1,4 +1,4 @@
-"""Runs a quantized file as the NPU does: 8-bit operands, 32-bit accumulators, shifts and the device's rounding.
+"""Run a quantized file as the NPU does: 8-bit operands, 32-bit accumulators, shifts and the device's rounding.
 
 emulator = Emulator("model_int8.onnx", rounding="dpu")
 logits = emulator({"input": image})[0]
@@ -26,7 +26,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
@@ -39,7 +38,7 @@ from detent.graph.session import Feeds, Runner
 from detent.graph.values import Names, constant
 from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.samples import check_feeds, check_names
+from detent.observe.samples import Array, check_feeds, check_names
 from detent.observe.sources import input_specs, open_source
 from detent.prepare.shapes import infer
 from detent.progress import Progress, silent
@@ -47,7 +46,6 @@ from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.recipe import Recipe
 from detent.results.compared import Emulation, EmulationReport, FloatStep, OutputDifference
 
-Array = npt.NDArray[Any]
 IntegerRule = Callable[[fixed.ProgramBuilder, ir.Node], "fixed.Fixed | list[fixed.Fixed]"]
 
 INTEGER_RULES: Mapping[str, IntegerRule] = {
@@ -101,7 +99,7 @@ class IntegerProgram:
     model: ir.Model
     outputs: Sequence[str]
     codes: dict[str, HeldCodes] = field(default_factory=dict)
-    constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
     counters: dict[str, str] = field(default_factory=dict)
     float_steps: list[FloatStep] = field(default_factory=list)
     integer_steps: int = 0
@@ -233,7 +231,8 @@ class _Compiler:
             if value is not None:
                 node.replace_input_with(index, self._builder.as_float(value))
         floats = [value for value in node.outputs if value.dtype in (ir.DataType.FLOAT, None)]
-        if floats and any(_is_data(value) for value in node.inputs):  # else it computes shapes, or a constant
+        data = [value for value in node.inputs if value is not None and constant(value) is None]
+        if floats and data:  # else it computes shapes, or a constant
             self._program.float_steps.append(FloatStep(str(node.name), node.op_type, reason))
 
     def _decode_rest(self) -> None:
@@ -262,11 +261,6 @@ class _Compiler:
         value.name = builder.names.fresh(f"{name}/in_the_file")
         result.name = name
         return result
-
-
-def _is_data(value: ir.Value | None) -> bool:
-    """Return whether an operand is neither missing nor a constant of the file."""
-    return value is not None and constant(value) is None
 
 
 class Emulator:

@@ -97,7 +97,7 @@ def add(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def extreme(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Min and Max."""
+    """Compile Min and Max."""
     operands = [builder.whole(value) for value in node.inputs]
     same = aligned(builder, operands, max(_finest_reach(operands)))
     pick = min if node.op_type == "Min" else max
@@ -107,7 +107,7 @@ def extreme(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def where(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Where: each element from one of two tensors."""
+    """Compile Where: each element is from one of two tensors."""
     operands = [builder.whole(value) for value in node.inputs[1:]]
     first, second = aligned(builder, operands, max(_finest_reach(operands)))
     value = builder.node("Where", [node.inputs[0], first.value, second.value])
@@ -115,7 +115,7 @@ def where(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def multiply(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Mul: of two tensors of codes, or of one and a number."""
+    """Compile Mul of two tensors of codes, or of one and a number."""
     for value, other in (node.inputs, reversed(node.inputs)):
         factor = _number(value)
         if factor is not None:
@@ -152,7 +152,7 @@ def _multiply_by(builder: fixed.ProgramBuilder, operand: fixed.Fixed, factor: fi
 
 
 def relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Relu; nothing if no element can be negative."""
+    """Compile Relu, to nothing if no element can be negative."""
     operand = builder.integers(node.inputs[0])
     if operand.low >= 0:
         return operand
@@ -164,7 +164,7 @@ def relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def clip(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Clip; nothing if no element can be outside."""
+    """Compile Clip, to nothing if no element can be outside."""
     operand = builder.whole(node.inputs[0])
     bounds = []
     for index, default in ((1, -math.inf), (2, math.inf)):
@@ -191,7 +191,7 @@ def _at(bound: float, operand: fixed.Fixed) -> float:
 
 
 def leaky_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """LeakyRelu with a slope of whole 256ths."""
+    """Compile LeakyRelu with a slope of whole 256ths."""
     operand = builder.whole(node.inputs[0])
     slope = node.attributes.get_float("alpha", 0.01)
     slope_256 = slope * (1 << SLOPE_BITS)
@@ -208,7 +208,7 @@ def leaky_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def p_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """PRelu with slopes that are codes."""
+    """Compile PRelu with slopes that are codes."""
     operand = builder.narrow(node.inputs[0])
     slopes = builder.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
     if slopes is None:
@@ -226,7 +226,7 @@ def p_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def hard_sigmoid(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """HardSigmoid with alpha 1/6 and beta 1/2, as six times its result over six."""
+    """Compile HardSigmoid with alpha 1/6 and beta 1/2, as six times its result over six."""
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     if not (math.isclose(alpha, 1 / 6, abs_tol=1e-6) and math.isclose(beta, 0.5, abs_tol=1e-6)):
         raise fixed.NotIntegerError(f"the device has alpha 1/6 and beta 1/2, not {alpha:g} and {beta:g}")

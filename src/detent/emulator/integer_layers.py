@@ -55,7 +55,7 @@ class IntegerLayer:
         return sums * self.source.reach
 
     def exact_in_float32(self) -> bool:
-        """Tell whether every sum, in whatever order, stays below 2^24."""
+        """Return whether every sum, in whatever order, stays below 2^24."""
         return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < fixed.NARROW_LIMIT
 
     def range(self) -> tuple[int, int]:
@@ -134,7 +134,7 @@ def _layer(
 
 
 def conv(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Conv, in parts if one sum would be too long."""
+    """Compile Conv, in parts if one sum would be too long."""
     layer = _layer(builder, node, _as_it_is)
     if layer.exact_in_float32():
         return layer.written(builder, node, _as_it_is)
@@ -173,7 +173,7 @@ def _parts(layer: IntegerLayer) -> list[tuple[int, int]]:
 
 
 def conv_transpose(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """ConvTranspose: an output sums at most all that its channel has weights for."""
+    """Compile ConvTranspose: an output sums at most all that its channel has weights for."""
     groups = node.attributes.get_int("group", 1)
 
     def channels_first(weights: Integers) -> Integers:
@@ -191,7 +191,7 @@ def conv_transpose(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def gemm(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Gemm without factors."""
+    """Compile Gemm without factors."""
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         raise fixed.NotIntegerError("its alpha and beta are not 1")
     if node.attributes.get_int("transA", 0):
@@ -202,7 +202,7 @@ def gemm(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def matmul(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """MatMul with a matrix of weights, or of two tensors of codes."""
+    """Compile MatMul with a matrix of weights, or of two tensors of codes."""
     if node.inputs[1] in builder.constants and builder.constants[node.inputs[1]].integers.ndim == 2:
         layer = _layer(builder, node, np.transpose)
         return layer.written(builder, node, np.transpose, wide=not layer.exact_in_float32(), with_bias=False)
@@ -220,7 +220,7 @@ _RECOVERABLE = 1 << 22
 
 
 def move(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
-    """Reshape, Transpose, Slice, MaxPool and all that copies or picks elements."""
+    """Compile Reshape, Transpose, Slice, MaxPool and all else that copies or picks elements."""
     operand = builder.narrow(node.inputs[0])
     if node.op_type == "MaxPool" and len(node.outputs) > 1 and node.outputs[1].uses():
         raise fixed.NotIntegerError("it also answers where the largest elements are")
@@ -229,7 +229,7 @@ def move(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
 
 
 def resize(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
-    """Resize to the nearest element."""
+    """Compile Resize to the nearest element."""
     mode = node.attributes.get_string("mode", "nearest")
     if mode != "nearest" or node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise fixed.NotIntegerError(f"its mode '{mode}' computes new values between those it has")
@@ -237,7 +237,7 @@ def resize(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
 
 
 def concat(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Concat; operands at other positions are shifted first."""
+    """Compile Concat; operands at other positions are shifted first."""
     operands = [builder.whole(value) for value in node.inputs]
     same = aligned(builder, operands, 0)
     value = builder.again(node, [operand.value for operand in same])[0]
@@ -246,7 +246,7 @@ def concat(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def pad(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Pad, with a constant or with elements of its own."""
+    """Compile Pad, with a constant or with elements of its own."""
     operand = builder.narrow(node.inputs[0])
     if node.attributes.get_string("mode", "constant") != "constant":
         return replace(operand, value=builder.again(node, [operand.value, *node.inputs[1:]])[0])
@@ -270,7 +270,7 @@ def pad(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def average_pool(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """AveragePool with as many elements in every window.
+    """Compile AveragePool with as many elements in every window.
 
     onnxruntime has no sum over windows. It sums whole numbers exactly and divides; multiplied by the number of
     elements and rounded, its mean is that sum again.
@@ -291,7 +291,7 @@ def average_pool(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def global_average(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """GlobalAveragePool and ReduceMean over a known number of elements."""
+    """Compile GlobalAveragePool and ReduceMean over a known number of elements."""
     operand = builder.whole(node.inputs[0])
     shape, pools = static_shape(node.inputs[0]), node.op_type == "GlobalAveragePool"
     axes = [] if shape is None else [*range(2, len(shape))] if pools else _reduced(node, len(shape))

@@ -116,7 +116,7 @@ class CountAxis:
 
 @dataclass(frozen=True)
 class Point:
-    """A value along the network, what is said if it is pointed at, and the row of a table that it opens.
+    """A value along the network, its tooltip, and the row of a table that it opens.
 
     `name` is what it is called on the axis, and beside it if it is an extreme.
     """

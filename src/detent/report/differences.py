@@ -12,10 +12,11 @@ from typing import Any
 
 from detent.convert import Conversion
 from detent.convert.splitting import BetweenTensor, Split
+from detent.errors import listed
 from detent.prepare.base import Change
 from detent.report import document as doc
 from detent.report.charts import DepthChart, Point
-from detent.report.figures import SQNR, command, decibels, listed, size
+from detent.report.figures import SQNR, command, decibels, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
 from detent.results.verdict import CLOSE_DB
 

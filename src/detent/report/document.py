@@ -1,7 +1,7 @@
 """A document: everything to say about a result, independent of where it is shown.
 
-Each result type has one function that builds its document (documents.py). Renderers know documents only: terminal.py
-prints them, page.py makes a page or a fragment of HTML. A new section is one function in the module of its result.
+Each result type has one function that builds its document; documents.py lists them, and makes pages of documents.
+terminal.py prints documents. Neither knows results. A new section is one function in the module of its result.
 
 Every text in a document may hold anything, because names come from model files that anybody may have written. The
 renderers escape all of it.
@@ -186,7 +186,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """Everything that there is to say about one result.
+    """Everything to say about one result.
 
     `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
     a summary of a few lines needs. A terminal ends with the lines of `closing`, at most three: what was written or

@@ -143,9 +143,3 @@ def recipe_words(recipe: Recipe) -> list[str]:
     steps = [("also", recipe.also, preset.also), ("without", recipe.without, preset.without)]
     changed = [word for key, own, usual in steps if own != usual for word in ("--set", f"{key}={','.join(own)}")]
     return ["--recipe", recipe.name, *changed, *device]
-
-
-def listed(names: list[str], shown: int) -> str:
-    """List a few names, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(names[:shown])}{more}"

@@ -18,18 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-WIDTH, HEIGHT, BEND = 148.0, 36.0, 14.0
-"""Of a node, and of a line that passes."""
-
+WIDTH, HEIGHT, BEND = 148.0, 36.0, 14.0  # of a node, and of a line that passes
+# Between nodes of a rank, between ranks, between columns, and between lines that turn to the next column.
 BESIDE, BELOW, GUTTER, TRACK = 16.0, 24.0, 44.0, 7.0
-"""Between nodes of a rank, between ranks, between columns, and between lines that turn to the next column."""
-
-PROPORTION = 1.65
-"""Width over height of the whole drawing, as far as columns can make it."""
-
+PROPORTION = 1.65  # width over height of the whole drawing, as far as columns can make it
 SWEEPS = 12
-MOST_BENDS = 60_000
-"""Lines with more bends in all are not drawn through the ranks: they end behind their node, and start again."""
+MOST_BENDS = 60_000  # lines with more bends in all are not drawn through the ranks: they end behind their node
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ class _Layered:
         for each in order:
             x[each] = max((x[left] + apart for left, apart in before.get(each, ())), default=0.0)
         near: dict[int, list[int]] = {each: [] for each in order}
-        for upper, lower in self._links():
+        for upper, lower in ((upper, lower) for upper, found in enumerate(self.below) for lower in found):
             if block[upper] != block[lower] and self.rank[lower] not in self.starts:
                 near[block[upper]].append(block[lower])
                 near[block[lower]].append(block[upper])
@@ -200,10 +194,6 @@ class _Layered:
                     high = min((x[right] - apart for right, apart in beside.get(each, ())), default=float("inf"))
                     x[each] = min(max(median(x[other] for other in near[each]), low), high)
         return [x[each] for each in block]
-
-    def _links(self) -> Iterator[tuple[int, int]]:
-        for upper, lower in enumerate(self.below):
-            yield from ((upper, each) for each in lower)
 
     def drawn(self) -> Drawing:
         """Place the columns beside each other, and draw the lines."""

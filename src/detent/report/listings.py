@@ -12,11 +12,12 @@ from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
 from detent.convert.splitting import tail_file
 from detent.devices.device import Device, Generation
+from detent.errors import listed
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
-from detent.report.figures import command, listed, size
-from detent.results.checked import LEVELS, MODEL, DeviceCheck, FindingGroup, grouped, operators_left, pieces, summary
+from detent.report.figures import command, size
+from detent.results import checked
 from detent.results.paired import interval_text
 from detent.results.tensors import StatisticsView, TensorSummary
 
@@ -242,20 +243,20 @@ _FINDING_LEVELS: dict[str, doc.Level] = {"error": "bad", "warning": "warn", "not
 _SHOWN_NODES = 4
 
 
-def check_document(check: DeviceCheck) -> doc.Document:
-    left = ", ".join(f"{op_type} {count}" for op_type, count in operators_left(check).items())
+def check_document(check: checked.DeviceCheck) -> doc.Document:
+    left = ", ".join(f"{op_type} {count}" for op_type, count in checked.operators_left(check).items())
     on_cpu = [doc.Paragraph(f"On the CPU: {left}.")] if left and check.target != "cpu" else []
-    notes = doc.NoteList([_finding_note(group) for group in grouped(check.findings)], shown=SHOWN_FINDINGS)
+    notes = doc.NoteList([_finding_note(group) for group in checked.grouped(check.findings)], shown=SHOWN_FINDINGS)
     found = doc.Section("Findings", blocks=[notes, *on_cpu], on="terminal")
     text, level = _VERDICTS[check.verdict]
-    verdict = doc.Verdict(level, f"{check.target} {text}", summary(check))
+    verdict = doc.Verdict(level, f"{check.target} {text}", checked.summary(check))
     sections = [found, device_section(check)]
-    closing = [summary(check), *([] if check.cost is None else [str(check.cost)]), _next(check)]
+    closing = [checked.summary(check), *([] if check.cost is None else [str(check.cost)]), _next(check)]
     figures = [device_figure(check)]
     return doc.Document("check", Path(check.source).name, [check.source], (), verdict, figures, sections, closing)
 
 
-def _next(check: DeviceCheck) -> str:
+def _next(check: checked.DeviceCheck) -> str:
     """Return the command to type next."""
     if not check.accepted:
         return "Next: the fixes above, those of errors first."
@@ -267,24 +268,24 @@ def _next(check: DeviceCheck) -> str:
     return f"Next: {command('quantize', check.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"
 
 
-def _finding_note(group: FindingGroup) -> doc.Note:
+def _finding_note(group: checked.FindingGroup) -> doc.Note:
     finding = group.finding
     details = [finding.why, f"fix: {finding.fix}" if finding.fix else ""]
     level = _FINDING_LEVELS[finding.level]
     return doc.Note(finding.level, level, finding.what, subject_of(group), [detail for detail in details if detail])
 
 
-def device_figure(check: DeviceCheck) -> doc.KeyFigure:
+def device_figure(check: checked.DeviceCheck) -> doc.KeyFigure:
     text, level = _VERDICTS[check.verdict]
-    meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {pieces(check)}"
+    meaning = checked.device_share(check)
     if check.verdict == "rejected":
         meaning += ", once the model-wide errors are fixed: see What to know"
     return doc.KeyFigure(check.target, text.capitalize(), f"{meaning}.", level)
 
 
-def device_section(check: DeviceCheck) -> doc.Section:
+def device_section(check: checked.DeviceCheck) -> doc.Section:
     """Build the section of what a device makes of a model: findings, and where each node runs."""
-    found = [_finding_note(group) for group in grouped(check.findings)]
+    found = [_finding_note(group) for group in checked.grouped(check.findings)]
     columns = [
         doc.named("Node", "node"),
         doc.worded("Operator", "op_type", minor=True),
@@ -300,7 +301,7 @@ def device_section(check: DeviceCheck) -> doc.Section:
         "Whether the device that the recipe is for takes the file, node by node. Data travels at the borders of "
         "subgraphs: one is best.",
         [
-            doc.Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
+            doc.Paragraph(checked.summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
             doc.NoteList(found) if found else doc.Paragraph("There is nothing in the way.", on="page", quiet=True),
             doc.table("nodes", columns, check.nodes),
         ],
@@ -309,9 +310,9 @@ def device_section(check: DeviceCheck) -> doc.Section:
     )
 
 
-def subject_of(group: FindingGroup) -> str:
-    """Name the nodes that a finding is about, or the model."""
-    if group.finding.node == MODEL:
+def subject_of(group: checked.FindingGroup) -> str:
+    """Name the nodes of a finding, or the model."""
+    if group.finding.node == checked.MODEL:
         return "the model"
     if len(group.operators) == 1:
         names = listed([f"'{node}'" for node in group.nodes], _SHOWN_NODES)
@@ -320,6 +321,7 @@ def subject_of(group: FindingGroup) -> str:
     return f"{len(group.nodes)} nodes ({', '.join(f'{op_type} {count}' for op_type, count in counts)})"
 
 
+# Findings about nodes on the CPU, as the end of "7 nodes ...".
 _FEW_WORDS = {
     "the device does not have this operator": "that it does not have",
     "it only moves data": "that only move data",
@@ -327,47 +329,46 @@ _FEW_WORDS = {
     "it was left float": "left float",
     "it is float: nothing around it is quantized": "left float",
 }
-"""Findings about nodes on the CPU, as the end of "7 nodes ..."."""
 _SHOWN_REASONS, _SHOWN_OPERATORS = 3, 3
 
 
-def device_notes(check: DeviceCheck, file: str) -> list[str]:
+def device_notes(check: checked.DeviceCheck, file: str) -> list[str]:
     """Say in a line each what keeps the model off the device, which nodes run on the CPU, and what else to mind.
 
     The check itself has the rest: nodes by name, reasons and fixes. `file` is the model as the command for it names it.
     """
-    errors, minded = (grouped([each for each in check.findings if each.level == level]) for level in LEVELS[:2])
-    about_all = [group.finding for group in errors if group.finding.node == MODEL]
+    errors, minded = checked.grouped(check.errors), checked.grouped(check.warnings)
+    about_all = [group.finding for group in errors if group.finding.node == checked.MODEL]
     lines = []
     if check.verdict == "rejected":
         first = (about_all or [errors[0].finding])[0]
         more = f" {len(about_all) - 1} more in the way." if len(about_all) > 1 else ""
         lines.append(f"{check.target} runs nothing of it: {first.what}; {first.why}. Fix: {first.fix}.{more}")
-    left = _reasons(group for group in errors if group.finding.node != MODEL)
+    left = _reasons(group for group in errors if group.finding.node != checked.MODEL)
     if left and check.device_nodes:
         count = f"{check.cpu_nodes} of {check.cpu_nodes + check.device_nodes} nodes to the CPU"
         then = "That mended, it" if lines else check.target
-        lines.append(f"{then} leaves {count}, and gets the others in {pieces(check)}: {left}.")
+        lines.append(f"{then} leaves {count}, and gets the others in {checked.pieces(check.subgraphs)}: {left}.")
     if minded:
         first = minded[0].finding
         more = f" {len(minded) - 1} more to mind." if len(minded) > 1 else ""
-        subject = "" if first.node == MODEL else f"{len(minded[0].nodes)} {first.op_type}: "
+        subject = "" if first.node == checked.MODEL else f"{len(minded[0].nodes)} {first.op_type}: "
         lines.append(f"{subject}{first.what}; {first.why}.{more}")
     if lines:
         lines[0] += f" Details: {command('check', file, '--device', check.target)}"
     return lines
 
 
-def _reasons(groups: Iterable[FindingGroup]) -> str:
+def _reasons(groups: Iterable[checked.FindingGroup]) -> str:
     """Say in a few words why nodes run on the CPU, and how many of which operators."""
     counts: dict[str, Counter[str]] = {}
     for group in groups:
         words = _FEW_WORDS.get(group.finding.what, f"because {group.finding.what}")
         counts.setdefault(words, Counter()).update(group.operators)
     sorted_counts = sorted(counts.items(), key=lambda item: -item[1].total())
-    told = [
+    reasons = [
         f"{each.total()} {words} ({listed([op_type for op_type, _ in each.most_common()], _SHOWN_OPERATORS)})"
         for words, each in sorted_counts[:_SHOWN_REASONS]
     ]
     others = sum(each.total() for _, each in sorted_counts[_SHOWN_REASONS:])
-    return ", ".join([*told, f"{others} for other reasons"] if others else told)
+    return ", ".join([*reasons, f"{others} for other reasons"] if others else reasons)

@@ -22,12 +22,9 @@ from detent.results.checked import DeviceCheck, NodePlace
 from detent.results.quantized import Report
 from detent.results.tensors import NetworkNode
 
+# The least SQNR of each color but the last, which is for all below.
 ERRORS = ((40.0, "40 dB and more"), (30.0, "30 to 40 dB"), (20.0, "20 to 30 dB"), (10.0, "10 to 20 dB"))
-"""The least SQNR of each color but the last, which is for all below."""
-
-FORMATS = 6
-"""Colors for number formats; all further ones share the last."""
-
+FORMATS = 6  # colors for number formats; all further ones share the last
 ON_CPU = "on the CPU"
 MARGIN = 16.0
 LETTERS, NAME_LETTERS = 18, 24

@@ -11,18 +11,19 @@ from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
+from detent.errors import listed
 from detent.prepare import FixBatch, FixShapes
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
-from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
+from detent.report.figures import SQNR, command, decibels, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import device_figure, device_notes, device_section
 from detent.report.network_view import network_section
 from detent.results.checked import summary
-from detent.results.paired import interval_text
+from detent.results.paired import in_percent, interval_text, wilson_interval
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers, kind_of_samples
-from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
+from detent.results.verdict import helpful_trials, refinement_to_try
 
 # Why a scale was moved, by the name of the rule.
 RULES = {
@@ -208,7 +209,7 @@ def _verdict(report: Report) -> doc.Verdict:
 def _figures(report: Report) -> list[doc.KeyFigure]:
     fidelity, figures = report.fidelity, []
     if fidelity is not None and fidelity.same_top1 is not None:
-        ends = interval_text(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
+        ends = interval_text(in_percent(wilson_interval(fidelity.same_top1, fidelity.samples)), ".0f")
         meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         same = f"{fidelity.same_top1} of {fidelity.samples}"
         assert report.judgement is not None, "there are figures"
@@ -309,7 +310,7 @@ def _rows_section(title: str, meaning: str, rows: doc.Table, brief: str = "") ->
 
 
 def _rescaling(report: Report) -> doc.Section | None:
-    """Tell what was done to the float model before it was calibrated."""
+    """Say what was done to the float model before it was calibrated."""
     lines = [] if report.smoothing is None else [_smoothing(report.smoothing)]
     lines += [] if report.absorption is None else [_absorption(report.absorption)]
     lines += [] if report.equalization is None else [_equalization(report.equalization)]
@@ -355,7 +356,7 @@ def _equalization(done: Equalization) -> str:
 
 
 def _wide(report: Report) -> doc.Section | None:
-    """Tell which activations got 16 bits, and what 8 would have cost."""
+    """Say which activations got 16 bits, and what 8 would have cost."""
     done = report.widening
     if done is None:
         return None

@@ -315,6 +315,7 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
     within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
     remarks = list(_tuning_remarks(result))
     verdict = " ".join([f"'{outcome.name}' loses {_step_loss(outcome)}, {within}.", *remarks])
+    destination = f"{result.source} -> {result.output or 'kept in memory'}"
     judged = f"Judged on {result.data}; the float model: {result.reference}."
     lines = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
@@ -333,7 +334,7 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
             doc.Section("Result", blocks=blocks, on="terminal"),
             doc.Section(
                 "About",
-                blocks=[doc.Paragraph(line) for line in (_destination(result), judged, result.note) if line],
+                blocks=[doc.Paragraph(line) for line in (destination, judged, result.note) if line],
                 folded=False,
                 on="page",
             ),
@@ -353,10 +354,6 @@ def _tuning_closing(result: searched.Tuning, cost: str) -> list[str]:
     if not result.met:
         following = command("sensitivity", result.source, "--calib", "DATA", "--recipe", result.file or "RECIPE")
     return [f"{written}, in {result.seconds:.0f} s.", f"{cost} Next: {following}"]
-
-
-def _destination(result: searched.Tuning) -> str:
-    return f"{result.source} -> {result.output or 'kept in memory'}"
 
 
 def _tuning_remarks(result: searched.Tuning) -> list[str]:

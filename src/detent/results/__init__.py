@@ -1,11 +1,11 @@
 """What every verb returns: frozen types, and their JSON. Nothing here draws or prints.
 
-quantized   Report of `quantize`, with its advice (verdict.py) and the entry of each tensor (tensors.py)
-evaluated   Evaluation, and the scores that it is made of; their statistics are in paired.py
+quantized   Report of `quantize`, with its advice (verdict.py)
+tensors     what a Report says of each tensor; StatisticsView
+evaluated   Evaluation, and the scores that it is made of (task_scores.py); their statistics are in paired.py
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation
 checked     DeviceCheck
-summarized  StatisticsView
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Result:
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return one line: the kind of result, what it is of, and what it says."""
+        """Return one line: the kind of result, its subject, and its verdict."""
         line: str = importlib.import_module("detent.report.documents").line_of(self)
         return line
 

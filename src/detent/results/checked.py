@@ -58,12 +58,11 @@ class CostEstimate:
 
     def __str__(self) -> str:
         low, high = self.ends
-        said = f"Estimate: {self.milliseconds:.1f} ms ({low:.1f} .. {high:.1f}) on the device"
+        estimate = f"Estimate: {self.milliseconds:.1f} ms ({low:.1f} .. {high:.1f}) on the device"
         if self.cpu is None:
-            return f"{said}; {self.source}."
-        wins = self.cpu < low
-        beside = f"{said}, {self.cpu:.1f} ms measured on this CPU"
-        return f"{beside}: the network is small, the CPU is likely to win." if wins else f"{beside}."
+            return f"{estimate}; {self.source}."
+        advice = ": the network is small, the CPU is likely to win" if self.cpu < low else ""
+        return f"{estimate}, {self.cpu:.1f} ms measured on this CPU{advice}."
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Elsewhere:
 
     def __str__(self) -> str:
         where = f"on {', '.join(self.generations)}, which leave {' and '.join(self.operators)} to the CPU"
-        return f"{where}, {self.device_nodes} in {_counted(self.subgraphs)}"
+        return f"{where}, {self.device_nodes} in {pieces(self.subgraphs)}"
 
 
 @dataclass(frozen=True)
@@ -165,27 +164,31 @@ def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
 
 def summary(check: DeviceCheck) -> str:
     """Say how much of the model runs on the device."""
-    total = check.device_nodes + check.cpu_nodes
     if check.target == "cpu":
         return "onnxruntime takes it." if check.accepted else "onnxruntime does not take it."
-    said = f"{check.device_nodes} of {total} nodes on the device, in {pieces(check)}"
+    share = device_share(check)
     if check.device_macs is not None and check.cpu_macs is not None and check.device_macs + check.cpu_macs:
-        said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
+        share += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
     if check.verdict == "rejected":
-        rest = f" Once the model-wide errors are fixed: {said}." if check.device_nodes else ""
+        rest = f" Once the model-wide errors are fixed: {share}." if check.device_nodes else ""
         return f"{check.target} does not accept this model.{rest}"
     decodes = any(finding.what == DECODES for finding in check.findings)
     whole = "all but the post-processing" if decodes else "all of it"
     if check.report_nodes is not None:
-        said += f" (the EP's report: {check.report_nodes[0]} of {check.report_nodes[1]})"
+        share += f" (the EP's report: {check.report_nodes[0]} of {check.report_nodes[1]})"
     if check.elsewhere is not None:
-        said += f"; {check.elsewhere}"
+        share += f"; {check.elsewhere}"
     doubt = next((finding for finding in check.warnings if finding.whole), None)
     if doubt is not None:
         once = f", once it is quantized with recipe {check.recipe}" if check.recipe else ""
-        return f"{check.target} may leave all of it to the CPU{once}, since {doubt.what}; else {said}."
+        return f"{check.target} may leave all of it to the CPU{once}, since {doubt.what}; else {share}."
     takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
-    return f"{check.target} {takes} {whole if check.verdict == 'accepted' else 'part of it'}: {said}."
+    return f"{check.target} {takes} {whole if check.verdict == 'accepted' else 'part of it'}: {share}."
+
+
+def device_share(check: DeviceCheck) -> str:
+    nodes = check.device_nodes + check.cpu_nodes
+    return f"{check.device_nodes} of {nodes} nodes on the device, in {pieces(check.subgraphs)}"
 
 
 def _percent(part: int, rest: int) -> str:
@@ -223,13 +226,8 @@ class Placement:
     def __str__(self) -> str:
         was, now = self.before, self.after
         share = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes} nodes run on {now.target} then, in"
-        return f"{share} {pieces(now)} (as it is: {was.device_nodes}, in {pieces(was)})"
+        return f"{share} {pieces(now.subgraphs)} (as it is: {was.device_nodes}, in {pieces(was.subgraphs)})"
 
 
-def pieces(check: DeviceCheck) -> str:
-    """Count the subgraphs, in words."""
-    return _counted(check.subgraphs)
-
-
-def _counted(subgraphs: int) -> str:
-    return f"{subgraphs} subgraph{'' if subgraphs == 1 else 's'}"
+def pieces(count: int) -> str:
+    return f"{count} subgraph{'' if count == 1 else 's'}"

@@ -142,7 +142,7 @@ class Answers(Scores):
     classes: int
 
     def right(self, top: int = 1) -> npt.NDArray[np.bool_]:
-        """Tell of each sample whether its label is among the first `top` answers."""
+        """Return for each sample whether its label is among the first `top` answers."""
         return self.ranks < top
 
     def accuracy(self, top: int = 1) -> float:

@@ -28,8 +28,9 @@ from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain, plain_fields
 from detent.results.checked import DeviceCheck
+from detent.results.paired import in_percent, wilson_interval
 from detent.results.tensors import Fidelity, Pictures, TensorReport
-from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge, suggestions_for, warnings_for
+from detent.results.verdict import Judgement, dead_parts, judge, suggestions_for, warnings_for
 
 
 @dataclass
@@ -203,7 +204,7 @@ class Report(Result):
             values["cut"] = plain(self.cut)
         if self.fidelity is not None and self.judgement is not None:
             same = self.fidelity.same_top1
-            ends = None if same is None else list(agreement_interval(same, self.fidelity.samples))
+            ends = None if same is None else list(in_percent(wilson_interval(same, self.fidelity.samples)))
             judged = {"same_top1_interval": ends, "verdict": self.judgement.level, "why": self.judgement.reason}
             values["fidelity"] |= judged
         return values

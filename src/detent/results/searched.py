@@ -177,7 +177,7 @@ class RecipeResult(Result):
 
     def to_toml(self) -> str:
         """Return the recipe as a file for `--recipe`."""
-        raise NotImplementedError
+        return to_toml(self.recipe)  # type: ignore[attr-defined]  # every one of them has it
 
     def with_file(self, path: str | PathLike[str]) -> Self:
         """Write the recipe to a file, and return the result that names it."""
@@ -244,7 +244,7 @@ class FormatOption:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it is about."""
+        """How many numbers the tensor has."""
         return self.bits // self.format.bits
 
 
@@ -340,10 +340,6 @@ class PrecisionReport(RecipeResult):
             "recipe": to_plain(found.recipe),
         }
 
-    def to_toml(self) -> str:
-        """Return the recipe that was found, as a file for `--recipe`."""
-        return to_toml(self.found.recipe)
-
 
 @dataclass(frozen=True)
 class StepOutcome:
@@ -413,10 +409,6 @@ class Tuning(RecipeResult):
     def rungs(self) -> Sequence[StepOutcome]:
         """The steps, under the name that the JSON has for them."""
         return self.steps
-
-    def to_toml(self) -> str:
-        """Return the winning recipe, as a file for `--recipe`."""
-        return to_toml(self.recipe)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the model, as plain values."""

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Literal
 from detent.numerics.formats import is_integer
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
-from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
 
 Level = Literal["close", "unclear", "worse", "broken", "unknown"]
@@ -82,19 +81,6 @@ def judge(fidelity: Fidelity, doubts: Sequence[str] = ()) -> Judgement:
     if level == "unclear" and _faint(fidelity):
         title = "Cannot tell from these samples"
     return Judgement(level, title, reason)
-
-
-def agreement(fidelity: Fidelity) -> str:
-    """Say how many samples keep their top answer, with the interval of all possible samples."""
-    assert fidelity.same_top1 is not None, "the output looks like class scores"
-    ends = agreement_interval(fidelity.same_top1, fidelity.samples)
-    return f"{fidelity.same_top1} of {fidelity.samples} (95 % interval {interval_text(ends, '.0f')} %)"
-
-
-def agreement_interval(same: int, samples: int) -> Interval:
-    """Return Wilson's interval, in percent."""
-    low, high = wilson_interval(same, samples)
-    return 100 * low, 100 * high
 
 
 def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list[str]:
@@ -158,7 +144,7 @@ def _by_spread(found: TaskAgreement) -> tuple[Level, str]:
 
 
 def _counts_order(fidelity: Fidelity) -> bool:
-    """Tell whether only the order of scores counts, or their sides: their noise is not that of the answers."""
+    """Return whether only the order of scores counts, or their sides: their noise is not that of the answers."""
     return _task(fidelity) in ("classify", "tag", "sequence")
 
 
@@ -421,7 +407,7 @@ def helpful_trials(report: Report) -> list[Trial]:
 
 
 def many_clipped(report: Report) -> bool:
-    """Tell whether an activation clips so much that a wider range may be the better one."""
+    """Return whether an activation clips so much that a wider range may be the better one."""
     return any(tensor.role == "activation" and tensor.clipped > MUCH_CLIPPED for tensor in report.tensors)
 
 

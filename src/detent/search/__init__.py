@@ -27,7 +27,7 @@ import numpy as np
 
 from detent.device_check import placement
 from detent.devices.catalog import device_of
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError, check_known
 from detent.evaluation.fidelity import shown_parts
 from detent.graph.load import name_of
 from detent.numerics.formats import IntegerFormat, is_integer
@@ -49,8 +49,7 @@ LEFT_BY_4_BITS = 2.0**-8
 
 def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, way: Way = "exclude") -> Proposal:
     """Return the recipe with as few exceptions as bring the error (noise over signal power) down to `wanted`."""
-    if way not in get_args(Way):
-        raise UsageError(f"There is no proposal '{way}'.{nearest(way, get_args(Way))} Choose from exclude, a16 and w8.")
+    check_known("proposal", way, get_args(Way))
     if not wanted > 0:
         raise UsageError(f"The wanted error is {wanted:g}: no quantized model has none. Give one above 0, or -30dB.")
     if way == "exclude":
@@ -220,7 +219,7 @@ def parts_of(planned: Planned) -> Mapping[str, Sequence[OutputPart]]:
 
 
 def unrefined(job: Job, count: int = SAMPLES, executor: Any = None) -> Job:
-    """Return the job whose planned stage is measured: without refinement, with `count` samples at hand.
+    """Return the job whose planned stage is measured: without refinement, with `count` samples to measure on.
 
     With an `executor`, on which samples will be measured, what has to be counted is counted there.
     """

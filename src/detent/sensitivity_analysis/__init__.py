@@ -63,13 +63,11 @@ MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, No
 def on_threads(comparison: VariantComparison, threads: int) -> Iterator[MeasureSamples]:
     """Measure in this many threads within the block."""
     with ThreadPoolExecutor(threads) as pool:
-        yield partial(_mapped, pool, comparison)
 
+        def measure(samples: Sequence[PendingSample]) -> Generator[VariantErrors, None, None]:
+            yield from pool.map(comparison, samples)
 
-def _mapped(
-    pool: ThreadPoolExecutor, comparison: VariantComparison, samples: Sequence[PendingSample]
-) -> Generator[VariantErrors, None, None]:
-    yield from pool.map(comparison, samples)
+        yield measure
 
 
 @dataclass(frozen=True, eq=False)

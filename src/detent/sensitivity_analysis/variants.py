@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import ModelError
@@ -25,6 +24,7 @@ from detent.graph.values import constant, values_of
 from detent.observe.samples import PendingSample, Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+from detent.results.paired import Floats
 from detent.results.searched import ErrorSource
 from detent.tasks.parts import OutputPart
 
@@ -32,8 +32,6 @@ EVERYTHING = "everything"  # the name of the variant in which all units are quan
 
 # What is varied: each unit is quantized alone in the float model, or each layer left float in the quantized one.
 Experiment = Literal["quantized alone", "left float"]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,17 @@ Models are judged on the user's own evaluation data, or else on the calibration 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from detent.errors import UsageError
-from detent.evaluation.dataset import FIND, Dataset, LabelsLike
+from detent.evaluation.dataset import Dataset
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save
-from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import RowSelection
 from detent.observe.sources import RowSource, input_specs, open_source
 from detent.observe.store import fingerprint_of
@@ -42,35 +41,22 @@ from detent.tuning.tuner import (
 FEWEST_JUDGED = 4  # an interval of fewer samples says nothing
 
 
-@dataclass(frozen=True)
-class Judging:
-    """How models are judged; without `data`, by their answers to calibration samples beside the float model's."""
-
-    data: object = None
-    metric: str | Path | Metric | None = None
-    labels: LabelsLike = FIND
-    label_offset: int = 0
-    preprocess: PreprocessOptions | None = None
-    limit: int | None = None
-
-
-def open_judge(job: Job, judging: Judging) -> Evaluator:
+def open_judge(job: Job, options: TuneOptions, metric: Metric | None) -> Evaluator:
     """Return what judges the models of a job: by labels or a metric, or else by the answers of the float model."""
-    options = judging.preprocess or job.preprocess
-    if judging.data is None and judging.limit is not None:
-        raise UsageError("--eval-limit is about the data of --eval: give that too.")
-    data, labels = judging.data, judging.labels
+    data, labels = options["evaluation"], options["labels"]
     if data is None:
+        if options["eval_limit"] is not None:
+            raise UsageError("--eval-limit is about the data of --eval: give that too.")
         data, labels = held_out_data(job), None
     prepared = Run(job).prepared
     return Evaluator(
         job.model,
         data,
         labels=labels,
-        label_offset=judging.label_offset,
-        metric=judging.metric,
-        preprocess=options,
-        limit=judging.limit,
+        label_offset=options["label_offset"],
+        metric=metric,
+        preprocess=job.preprocess,
+        limit=options["eval_limit"],
         batch=None if isinstance(data, Dataset) else job.options["batch"],
         threads=job.collecting.threads,
         providers=job.collecting.providers,
@@ -119,12 +105,10 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     seconds = None if budget is None else parse_duration(budget)
     for file in filter(None, (output, recipe_file)):
         check_output(file, job.model)
-    labels, offset = options["labels"], options["label_offset"]
-    metric, limit = as_metric(options["metric"]), options["eval_limit"]
-    judging = Judging(options["evaluation"], metric, labels, offset, job.preprocess, limit)
-    record = Record.open(output, _key(job, judging), resume=options["resume"])
+    metric = as_metric(options["metric"])
+    record = Record.open(output, _key(job, options, metric), resume=options["resume"])
     clock = Clock(seconds)
-    evaluator = open_judge(job, judging)
+    evaluator = open_judge(job, options, metric)
     expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
     tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or (lambda _: None))
     stopped = tuner.run()
@@ -141,9 +125,9 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     return result
 
 
-def _key(job: Job, judging: Judging) -> str:
+def _key(job: Job, options: TuneOptions, metric: Metric | None) -> str:
     """Return what the outcomes of steps depend on."""
-    metric = judging.metric
+    judged = [options[name] for name in ("labels", "label_offset", "eval_limit")]
     return key_of(
         {
             "model": fingerprint_of(load(job.model)),
@@ -155,8 +139,8 @@ def _key(job: Job, judging: Judging) -> str:
                 *(job.options[name] for name in ("limit", "hold_out", "seed", "batch", "task")),
             ],
             "preprocess": contents_of(job.preprocess.file) if job.preprocess and job.preprocess.file else None,
-            "evaluation": [contents_of(judging.data), judging.labels, judging.label_offset, judging.limit],
-            "metric": None if not isinstance(metric, Metric) else contents_of(metric.origin) or metric.name,
+            "evaluation": [contents_of(options["evaluation"]), *judged],
+            "metric": None if metric is None else contents_of(metric.origin) or metric.name,
         }
     )
 

@@ -56,7 +56,7 @@ class Blame:
         return (self.weights if kind == "weights" else self.activations) / whole
 
     def blames(self, kind: Kind | None) -> bool:
-        """Tell whether it is worth the time to work on a kind; None is both."""
+        """Return whether it is worth the time to work on a kind; None is both."""
         return kind is None or self.share(kind) >= BLAMELESS
 
 
@@ -178,7 +178,7 @@ def _named(proposal: Proposal) -> tuple[str, str]:
 
 
 def _possible(recipe: Recipe) -> bool:
-    """Tell whether the recipe's formats allow what it asks for."""
+    """Return whether the recipe's formats allow what it asks for."""
     if recipe.dynamic and (recipe.equalize is not None or recipe.search_ranges):
         return False
     try:

@@ -321,21 +321,18 @@ class Tuner:
     def _try(self, step: TuningStep) -> None:
         key = f"{step.name} {key_of({'recipe': to_toml(step.recipe)})[:16]}"
         known = self.record.steps.get(key)
-        model = None
-        if known is not None:
-            outcome = StepOutcome.from_plain(known)
-        else:
-            outcome, model = self._quantize(step)
+        outcome, model = self._quantize(step) if known is None else (StepOutcome.from_plain(known), None)
         kept = self.best is None or self._is_improvement(outcome, self.best.outcome)
         outcome = replace(outcome, kept=kept)
         if known is None:
             self.record.add(key, outcome.to_plain(), model if kept else None)
-        self.best = TriedStep(step, outcome, model) if kept or self.best is None else self.best
+        if kept:
+            self.best = TriedStep(step, outcome, model)
         self.outcomes.append(outcome)
         self.on_step(outcome)
 
     def _is_improvement(self, new: StepOutcome, best: StepOutcome) -> bool:
-        """Tell whether a step takes the place of the best: never one that loses more than the first step did."""
+        """Return whether a step takes the place of the best: never one that loses more than the first step did."""
         if new.loss <= self.max_drop < best.loss:
             return True
         return new.loss <= self.outcomes[0].loss and is_better(new, best)
@@ -364,7 +361,7 @@ class Tuner:
 
 
 def is_better(new: StepOutcome, old: StepOutcome) -> bool:
-    """Tell whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
+    """Return whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
 
     Losses are compared in pairs, on the same draws of the same samples: what both lose on a hard sample says nothing.
     The answers of a few samples change by chance; how far the outputs are from float is measured on all of their
