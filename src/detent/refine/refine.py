@@ -218,14 +218,11 @@ def refine(
 
     def visit(node: ir.Node) -> None:
         nonlocal done
-        layer = layers.get(node)
-        if layer is not None:
-            target = targets.pop(layer.output)  # frees its memory after this layer
-            reports.append(_refine_or_resume(layer, target, refiner, checkpoint))
-            done += 1
-            if len(targets) % RETURNING == 0:
-                del target
+        if (layer := layers.get(node)) is not None:
+            reports.append(_refine_or_resume(layer, targets.pop(layer.output), refiner, checkpoint))
+            if len(targets) % RETURNING == 0:  # the memory of those that are popped
                 return_memory(collect=False)
+            done += 1
             progress(problems.STAGE, done, total)
 
     search = None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
