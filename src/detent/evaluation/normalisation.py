@@ -47,6 +47,7 @@ BOTH = 0.8
 BETTER_BY, BETTER_TIMES = 0.5, 1.5
 VOTING_SHARE, ALLIED, APART = 0.6, 0.5, 0.2
 SURE_BOXES, BETTER_BOXES, BOX_GAIN, BOX_SAMPLES, SATURATED = 0.7, 1.2, 0.12, 3, 0.99
+NO_BOXES = 0.1  # a mean of the best scores at which a detector has found nothing
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -258,8 +259,11 @@ class Rivals:
         # A detector that is this sure of its boxes got what it was trained on, whatever the others would say.
         if before.mean() >= SURE_BOXES:
             return None
-        best = max(self.others, key=lambda each: _unsaturated(each.boxes(BOX_SAMPLES)))
-        after = best.boxes(BOX_SAMPLES)
+        # Where nothing is found, the first few samples may hold nothing: more of them, until one does.
+        count = BOX_SAMPLES if before.mean() >= NO_BOXES else STEPS[1]
+        before = self.now.boxes(count)
+        best = max(self.others, key=lambda each: _unsaturated(each.boxes(count)))
+        after = best.boxes(count)
         mean = _unsaturated(after)
         if mean < BETTER_BOXES * before.mean() or mean - before.mean() < BOX_GAIN or (after > before).mean() < 0.6:
             return None
