@@ -135,9 +135,15 @@ class Prepared:
 
         Raise ModelError if nothing is left to quantize.
         """
-        left = leave_float(self.model, self.layout, values, "holds NaN or infinity, which no integer stands for")
-        layout = assign_formats(self.model, left, self.job.recipe, self.became)
-        return replace(self, layout=layout, not_finite=(*self.not_finite, *values))
+        why = dict.fromkeys(values, "holds NaN or infinity, which no integer stands for")
+        return replace(self.leaving(why), not_finite=(*self.not_finite, *values))
+
+    def leaving(self, values: Mapping[str, str]) -> Prepared:
+        """Leave float what computes or reads these values, each for its reason. Raise ModelError if nothing is left."""
+        layout = self.layout
+        for value, reason in values.items():
+            layout = leave_float(self.model, layout, [value], reason)
+        return replace(self, layout=assign_formats(self.model, layout, self.job.recipe, self.became))
 
     @property
     def cuts(self) -> bool:
