@@ -275,7 +275,8 @@ def _load_float(job: Job) -> ir.Model:
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
-                "model; `detent inspect` shows what is in this one."
+                "model; `detent inspect` shows what is in this one, and if there is no other, `detent convert MODEL "
+                "FLOAT --to float` takes the rounding of activations out of it."
             )
         if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
             # onnxruntime answers wrongly with its optimizations: of equal constants it keeps one, and overwrites that
