@@ -113,3 +113,12 @@ def test_what_is_given_as_data_and_is_something_else(detent, tiny, tmp_path, nam
     said = detent("quantize", tiny, tmp_path / "out.onnx", "--calib", tmp_path / name)
     assert said.code == 4
     assert words in said.err
+
+
+def test_data_without_its_option_is_told_the_option(detent, tmp_path):
+    (tmp_path / "images").mkdir()
+    for command in ("quantize", "tune"):
+        outcome = detent(command, "m.onnx", "o.onnx", tmp_path / "images")
+        assert outcome.code == 2 and f"--calib {tmp_path / 'images'}" in outcome.err.replace("\n", "")
+    assert "Data is given" not in detent("quantize", "m.onnx", "o.onnx", tmp_path / "nowhere").err
+    assert "Data is given" not in detent("quantize", "m.onnx", "o.onnx", "x", "--calib", tmp_path / "images").err

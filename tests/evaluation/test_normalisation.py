@@ -130,6 +130,25 @@ def test_boxes_that_are_all_certain_or_better_with_other_pixels():
     (found,) = asked(IMAGENET, lambda feeds: boxes(0.9 if feeds["x"].min() >= 0 else 0.5), detector)
     assert UNIT.flags in found
     assert asked(IMAGENET, lambda feeds: boxes(0.5 if feeds["x"].min() >= 0 else 0.6), detector) == []
+    # Pixels that are far too large make a network nearly certain of everything, everywhere.
+    (found,) = asked(UNIT, lambda feeds: boxes(0.985 if feeds["x"].max() > 20 else 0.15), detector)
+    assert "detects nothing" in found and "--mean" not in found
+
+
+def test_a_detector_that_finds_nothing_gets_more_samples():
+    """The first photographs hold no object, so they say nothing about normalisations."""
+    detector = Purpose(Task.DETECT, "", classes=1, image=(SIDE, SIDE))
+    seen = [CENTRED.apply(image, 1) for image in photographs(32)]
+
+    def answer(feeds):
+        made = np.zeros((1, 5, 84), np.float32)
+        made[0, 0], made[0, 1:4], made[0, 4] = np.arange(84) * 10.0, 4.0, 0.002
+        if any(np.allclose(feeds["x"], each, atol=1e-2) for each in seen):
+            made[0, 4, :20] = 0.8 if any(np.allclose(feeds["x"], each, atol=1e-2) for each in seen[4:]) else 0.003
+        return {"y": made}
+
+    (found,) = asked(IMAGENET, answer, detector)
+    assert CENTRED.flags in found
 
 
 def test_other_ways_are_tried_on_few_samples():

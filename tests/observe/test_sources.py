@@ -71,6 +71,29 @@ def test_who_answers_with_an_image_takes_one_of_0_to_1(source, result, mean):
     assert ("the usual 0..1" in told) == (mean == 0.0)
 
 
+@pytest.mark.parametrize(
+    ("result", "fit", "order", "std"),
+    [
+        ([1, 7, 84], "letterbox", "RGB", 255.0),  # YOLOv8 and later: 64 + 16 + 4 cells
+        ([1, 252, 85], "letterbox", "RGB", 255.0),  # YOLOv5 and v7: three anchors to a cell
+        ([1, 84, 6], "letterbox", "BGR", 1.0),  # YOLOX: one anchor to a cell, and objectness
+        ([1, 84, 4], "crop", "RGB", 58.395),
+        ([1, 40, 90], "crop", "RGB", 58.395),
+        ([1, 85], "crop", "RGB", 58.395),
+    ],
+)
+def test_detectors_on_grids_take_whole_images(result, fit, order, std):
+    graph = helper.make_graph([], "g", [info("x", [1, 3, 64, 64])], [info("y", result)])
+    (found,) = input_specs(ir.serde.deserialize_model(helper.make_model(graph)))
+    recipe, told = guess_preprocess(found)
+    assert (recipe.fit, recipe.order, recipe.std[0]) == (fit, order, std)
+    assert told.startswith("Guessed mean, std") == (fit == "letterbox") and ("as YOLO has it" in told) == (
+        std != 58.395
+    )
+    assert guess_preprocess(found, PreprocessOptions(resize=80))[0].fit == "crop"
+    assert guess_preprocess(found, PreprocessOptions(order="RGB", fit="crop", mean=0, std=7))[0].order == "RGB"
+
+
 def test_a_folder_of_images(ten):
     source = open_source(ten, GREY, preprocess=RAW)
     samples = loaded(source)

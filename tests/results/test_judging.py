@@ -75,6 +75,13 @@ def test_verdicts_by_task(found, level):
     assert judge(fidelity(30.0, samples=found.samples, agreement=found)).level == level
 
 
+@pytest.mark.parametrize(("peak", "sqnr", "level"), [(0.9, 0.0, "broken"), (0.01, 0.0, "unclear"), (0.9, 0.4, "worse")])
+def test_a_score_that_is_zero_for_every_sample_is_no_answer(peak, sqnr, level):
+    """It is right about all samples that are not of the class, which may be most; noise may still have the order."""
+    rare = answers("classify", 0.1, (0.05, 0.15))
+    assert judge(fidelity(sqnr, silent={"y0": peak}, agreement=rare)).level == level
+
+
 def test_doubtful_data_tells_nothing_good():
     close, worse = fidelity(30.0), fidelity(15.0)
     assert judge(close, ["All samples are the same."]).level == "unknown"

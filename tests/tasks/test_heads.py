@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.tasks.detection import Head, anchors_of, recognise_head
+from detent.observe.sources import anchors_of
+from detent.tasks.detection import Head, overlaps, recognise_head
 
 IMAGE = (64, 96)
 CELLS = 8 * 12 + 4 * 6 + 2 * 3
@@ -37,6 +38,25 @@ def test_columns_behind_the_classes_are_not_classes():
     output = np.zeros((1, 4 + 3 + 32, CELLS), np.float32)
     output[0, :4, 5], output[0, 4 + 2, 5], output[0, 7:, 5] = CENTER, 0.75, 9.0
     assert only(recognise_head(shapes(y=output), IMAGE, classes=3), {"y": output}) == (0.75, 2)
+
+
+@pytest.mark.parametrize("known", [None, 1])
+def test_key_points_and_masks_are_no_classes(known):
+    """YOLOv8-pose without metadata: the class, then x, y and visibility of each point; and 32 mask coefficients."""
+    output = np.zeros((1, 4 + 1 + 6, CELLS), np.float32)
+    output[0, 5::3], output[0, 6::3], output[0, 7::3] = 31.0, 57.0, 0.9
+    output[0, :4, 5], output[0, 4, 5] = CENTER, 0.75
+    assert only(recognise_head(shapes(y=output), IMAGE, classes=known), {"y": output}) == (0.75, 0)
+    output[0, 5:] = -0.4
+    assert only(recognise_head(shapes(y=output), IMAGE, classes=known), {"y": output}) == (0.75, 0)
+
+
+def test_key_points_may_come_before_the_classes():
+    """YOLOv5-face: objectness, five points, the class."""
+    output = np.zeros((1, CELLS, 16), np.float32)
+    output[0, :, :2], output[0, :, 5:15] = 20.0, 300.0
+    output[0, 5, :5], output[0, 5, 15] = [*CENTER, 0.5], 0.5
+    assert only(recognise_head(shapes(y=output), IMAGE), {"y": output}) == (0.25, 10)
 
 
 def test_rows_have_objectness():
@@ -89,6 +109,38 @@ def test_pairs(logits, centers):
     assert head == Head("pair", ("boxes", "scores"), 4, IMAGE)
     score, kind = only(head, {"boxes": boxes, "scores": scores})
     assert kind == 3 and score == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("background", [0, 3])
+@pytest.mark.parametrize("logits", [False, True])
+def test_what_most_positions_are_certain_of_is_no_object(background, logits):
+    """SSD and its like have a first class for nothing, DETR a last one; a Softmax shares 1 among all."""
+    boxes = np.tile(np.array([1, 1, 2, 2], np.float32), (1, 50, 1)) / [96, 64, 96, 64]
+    scores = np.full((1, 50, 4), 0.001, np.float32)
+    scores[0, :, background] = 0.997
+    boxes[0, 5], scores[0, 5] = np.array(BOX) / [96, 64, 96, 64], 0.1
+    scores[0, 5, 2] = 0.7
+    outputs = {"boxes": boxes, "scores": np.log(scores) + 7.0 if logits else scores}
+    image = recognise_head(shapes(**outputs), IMAGE).detect(outputs, least=0.2)[0]
+    np.testing.assert_allclose(image.boxes, [BOX], rtol=1e-5)
+    np.testing.assert_allclose(image.scores, [0.7], rtol=1e-5)
+    assert image.classes.tolist() == [2]  # the number of its column, as labels have it
+
+
+def test_offsets_from_anchors_overlap_as_the_boxes_do():
+    """Moved by 0.1 x 2.5 = a quarter of the anchor's width: 0.75 of 1.25 is shared, whatever the anchor."""
+    first = np.random.default_rng(0).normal(size=(1, 600, 4)).astype(np.float32)
+    first[0, 300] = 0.0
+    second = first.copy()
+    second[0, 300, 0] = 2.5
+    scores = np.zeros((1, 600, 2), np.float32)
+    scores[..., 0], scores[0, [10, 300], 1] = 1.0, 0.5
+    head = recognise_head({"loc": (1, 600, 4), "conf": (1, 600, 2)}, IMAGE)
+    one, other = (head.detect({"loc": each, "conf": scores}, least=0.2)[0] for each in (first, second))
+    np.testing.assert_allclose(np.diag(overlaps(one.boxes, other.boxes)), [1.0, 0.6], rtol=1e-3)
+    assert overlaps(one.boxes, other.boxes)[0, 1] == 0.0
+    assert not head.has_places({"loc": first})
+    assert head.has_places({"loc": np.abs(first)}) and Head("rows", ("y",), 1, IMAGE).has_places({})
 
 
 def test_lists():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import _thread
 import contextlib
 import io
+import itertools
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -108,8 +110,19 @@ def _code_of_app() -> int:
             _tell(NOTHING_WRITTEN)
         if isinstance(stop.code, str):  # the last words of a script
             raise
+        if stop.code == UsageError.exit_code and (data := _data_without_option(sys.argv[1:])):
+            _tell(f"Data is given by an option: --calib {_escape(data)}")
         return stop.code or 0
     return 0
+
+
+def _data_without_option(arguments: Sequence[str]) -> str:
+    """Return a folder or file among the arguments of a refused command that may be its data; nothing if none is."""
+    command, *words = arguments or [""]
+    if command not in ("quantize", "tune", "sensitivity") or "--calib" in words:
+        return ""
+    loose = (word for before, word in itertools.pairwise(words) if not before.startswith("-") and word[:1] != "-")
+    return next((word for word in loose if not word.lower().endswith(".onnx") and Path(word).exists()), "")
 
 
 def _tell_error(text: str, code: int) -> int:

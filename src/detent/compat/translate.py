@@ -45,6 +45,7 @@ from detent.errors import UsageError
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
+from detent.plan import concats
 from detent.prepare import KeepMeanDims
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import DYNAMIC_OPERATORS, PRESETS, OutputFormat
@@ -164,8 +165,10 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
         weight_pairs=recipe.weight_pairs or cast,
         refinement=refinement,
         clip_outputs=True,
-        # Quark leaves keepdims=0 a mean, and has one HardSigmoid for a SiLU.
-        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step(), SiluToTwoGates.step()))),
+        # Quark leaves a mean with keepdims=0 as it is, quantizes every Concat, and has one HardSigmoid for a SiLU.
+        without=tuple(
+            dict.fromkeys((*recipe.without, KeepMeanDims.step(), concats.STEP, SiluToTwoGates.step())),
+        ),
         fuse=() if blocks else recipe.fuse,
     )
 

@@ -20,6 +20,7 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError, nearest
+from detent.plan import concats
 from detent.prepare import LEAVABLE, Pass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
@@ -229,8 +230,8 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
 def leavable_steps() -> list[str]:
     """Return the names that `without` may hold."""
     rules = [name for device in DEVICES.values() for name in device.constraints.names]
-    by_itself = SiluToTwoGates.step()  # asked for by nobody, and made where it helps
-    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), by_itself, *rules]))
+    unasked = (SiluToTwoGates.step(), concats.STEP)  # what is done where it helps
+    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *unasked, *rules]))
 
 
 def _device_steps() -> list[str]:

@@ -309,7 +309,10 @@ def measure_fidelity(
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     purpose = purpose or _purpose_by_shape(quantized_model.graph.outputs[0])
-    renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
+    # The float model also gives what stayed float after it was observed.
+    renamed = {
+        name: name if name in outputs else sites[name] for name in reference.outputs if name in {*outputs, *sites}
+    }
     coded = _codes_of(quantized_model, renamed) if emulate is None else {}
     renamed |= {name: codes.name for name, codes in coded.items()}
     tapped = _open(quantized_model, list(renamed.values()), emulate)
@@ -325,7 +328,7 @@ def measure_fidelity(
         known = original(pending) if original is not None and at < len(samples) else {}
         if at >= DETAILED_SAMPLES and quantized is not None:
             return compare(pending, _expected(reference, pending, known, outputs), quantized(pending))
-        names = reference.outputs if at < DETAILED_SAMPLES else outputs
+        names = list(renamed) if at < DETAILED_SAMPLES else outputs
         with one_at_a_time if at < DETAILED_SAMPLES else nullcontext():
             sample = pending.load()
             found = tapped(sample.feeds, sample.origin, [renamed[name] for name in names])

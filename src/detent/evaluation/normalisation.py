@@ -47,6 +47,8 @@ BOTH = 0.8
 BETTER_BY, BETTER_TIMES = 0.5, 1.5
 VOTING_SHARE, ALLIED, APART = 0.6, 0.5, 0.2
 SURE_BOXES, BETTER_BOXES, BOX_GAIN, BOX_SAMPLES, SATURATED = 0.7, 1.2, 0.12, 3, 0.99
+MANY_BOXES, TOO_SURE = 10, 0.95  # no photograph has so many objects that a network is so sure of, let alone each
+NO_BOXES = 0.1  # a mean of the best scores at which a detector has found nothing
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -167,13 +169,18 @@ class NormalisationTrial:
 
     def _figures(self, outputs: Outputs) -> Floats:
         if self._samples.purpose.task is Task.DETECT:
-            best = detections_of(self._samples.purpose, outputs)[0].scores[:3]
-            return np.pad(best.astype(np.float64), (0, 3 - len(best)))
+            best = detections_of(self._samples.purpose, outputs)[0].scores[:MANY_BOXES]
+            return np.pad(best.astype(np.float64), (0, MANY_BOXES - len(best)))
         return np.asarray(class_scores(self._samples.purpose.heads, outputs, 1)[0], np.float64)
 
     def boxes(self, count: int) -> Floats:
         """Return the mean score of the three best boxes of each sample."""
-        return np.array([each.mean() for each in self.first(count)])
+        return np.array([each[:3].mean() for each in self.first(count)])
+
+    def plausible_boxes(self, count: int) -> float:
+        """Return the mean of these; 0 if many are nearly certain in every sample, as pixels far too large make them."""
+        drowned = all(float(each[-1]) >= TOO_SURE for each in self.first(count))
+        return 0.0 if drowned else float(self.boxes(count).mean())
 
     def chances(self, count: int) -> Floats:
         """Return the probabilities of all classes."""
@@ -258,9 +265,11 @@ class Rivals:
         # A detector that is this sure of its boxes got what it was trained on, whatever the others would say.
         if before.mean() >= SURE_BOXES:
             return None
-        best = max(self.others, key=lambda each: _unsaturated(each.boxes(BOX_SAMPLES)))
-        after = best.boxes(BOX_SAMPLES)
-        mean = _unsaturated(after)
+        # Where nothing is found, the first few samples may hold nothing: more of them, until one does.
+        count = BOX_SAMPLES if before.mean() >= NO_BOXES else STEPS[1]
+        before = self.now.boxes(count)
+        best = max(self.others, key=lambda each: each.plausible_boxes(count))
+        after, mean = best.boxes(count), best.plausible_boxes(count)
         if mean < BETTER_BOXES * before.mean() or mean - before.mean() < BOX_GAIN or (after > before).mean() < 0.6:
             return None
         return best.way, f"the mean of the best scores is {before.mean():.2f}, with {best.way.name} {mean:.2f}"
@@ -338,9 +347,3 @@ def _t(differences: Floats) -> float:
     """Return the mean in units of its standard error."""
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     return float(differences.mean()) / max(error, 1e-9)
-
-
-def _unsaturated(boxes: Floats) -> float:
-    """Return the mean, or 0 if every box has a score of 1: pixels that are far too large do that."""
-    mean = float(boxes.mean())
-    return mean if mean < SATURATED else 0.0

@@ -43,6 +43,7 @@ from detent.evaluation.row_answers import (
     threshold,
     unseen,
 )
+from detent.observe.sources import Shape
 from detent.results.paired import in_percent, interval_text
 from detent.results.tensors import TaskAgreement
 from detent.results.verdict import LEAST_SAMPLES
@@ -55,7 +56,7 @@ from detent.tasks import (
     image_size,
     takes_tokens,
 )
-from detent.tasks.detection import Detections, Head, Shape, match_detections, overlaps, recognise_head
+from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
 from detent.tasks.endings import HeadKind, passed_on
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors

@@ -234,6 +234,12 @@ class DetectionMeasure:
                 f"The labels are boxes, but no output looks like detections: {shapes_text(shapes)} on {sample.origin}. "
                 + _NO_LABELS
             )
+        if not head.has_places(outputs):
+            raise ModelError(
+                f"The boxes in '{head.outputs[0]}' are offsets from anchors that the model's file does not hold, so "
+                "labels say nothing about them. Give --no-labels to compare outputs, or a metric of your own that "
+                "decodes them (--metric FILE.py)."
+            )
         detected = head.detect(outputs)
         if len(detected) != len(batch.names):
             raise ModelError(

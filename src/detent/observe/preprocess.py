@@ -57,15 +57,19 @@ class DeclaredImages:
     task: str = ""
 
 
+# What a model answers with, by the shapes of its outputs: an image, or boxes on grids in one of YOLO's two traditions.
+Answer = Literal["", "image", "yolo", "yolox"]
+
+
 @dataclass(frozen=True)
 class InputSpec:
-    """One graph input of the model. None in `shape` is a dynamic dimension. `image_out`: it answers with an image."""
+    """One graph input of the model. None in `shape` is a dynamic dimension. `answer` is what the model answers with."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     declared: DeclaredImages | None = field(default=None, compare=False, repr=False)
-    image_out: bool = field(default=False, compare=False, repr=False)
+    answer: Answer = field(default="", compare=False, repr=False)
 
     @property
     def shape_text(self) -> str:
@@ -231,12 +235,12 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     size = _find_size(spec, declared | given, layout, label)
     if declared.get("size") != size:  # a declared side to resize to belongs to the declared size
         declared.pop("resize", None)
-    mean, std = _usual_statistics(spec, dtype, order, layout)
-    settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
+    usual = _usual(spec, dtype, order, layout, given)
+    settings = {"size": size, "order": order, "layout": layout, **usual, **declared, **given}
     settings["size"] = size
     _check_together(settings, given, label)
     recipe = Preprocess(**checked_settings(settings, label))  # what was declared is as good as its author
-    return recipe, _sentence(spec, recipe, given, declared)
+    return recipe, _sentence(spec, recipe, given, declared, usual)
 
 
 def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
@@ -270,8 +274,14 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
     return settings
 
 
-def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], declared: Mapping[str, object]) -> str:
-    """Say what is done to images and who says so; where mean and std are only a guess, how to change them.
+def _sentence(
+    spec: InputSpec,
+    recipe: Preprocess,
+    given: Mapping[str, object],
+    declared: Mapping[str, object],
+    usual: Mapping[str, Any],
+) -> str:
+    """Say what is done to images and who says so; where that is only a guess, how to change it.
 
     Layout, order and size that the input's shape settles are not guesses.
     """
@@ -279,12 +289,14 @@ def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], 
     used = {"fit", "mean", "std", "order", "resample", "resize"} & set(declared) - set(given)
     if used and spec.declared is not None:
         done = f"{done} So says {spec.declared.source}."
-    guessed = [key for key in ("mean", "std") if key not in given and key not in declared]
-    if not guessed or recipe.dtype in RAW_TYPES:
+    guessed = [key for key in usual if key not in given and key not in declared]
+    if not {"mean", "std"} & set(guessed) or recipe.dtype in RAW_TYPES:
         return done
-    statistics = _usual_statistics(spec, recipe.dtype, recipe.order, recipe.layout)
-    usual = {UNIT: "the usual 0..1", SIGNED: "TensorFlow's usual -1..1"}.get(statistics, "ImageNet's")
-    return f"Guessed {' and '.join(guessed)} ({usual}). To change them, give {_FLAGS}. {done}"
+    names = {UNIT: "the usual 0..1", SIGNED: "TensorFlow's usual -1..1", RAW: "the usual 0..255"}
+    whose = names.get((usual["mean"], usual["std"]), "ImageNet's")
+    whose += ", as YOLO has it" if spec.answer in ("yolo", "yolox") else ""
+    listed = " and ".join(filter(None, (", ".join(guessed[:-1]), guessed[-1])))
+    return f"Guessed {listed} ({whose}). To change them, give {_FLAGS}. {done}"
 
 
 def _named(spec: InputSpec) -> str:
@@ -348,14 +360,33 @@ UNIT: Statistics = ((0.0,), (255.0,))
 SIGNED: Statistics = ((127.5,), (127.5,))
 
 
+RAW: Statistics = ((0.0,), (1.0,))
+
+
+def _usual(
+    spec: InputSpec, dtype: PixelType, order: Order, layout: Layout, given: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return what most models of such an input were trained with.
+
+    YOLO sees the whole image, on grey: as 0..1, and YOLOX as 0..255 with blue first.
+    """
+    mean, std = _usual_statistics(spec, dtype, order, layout)
+    usual: dict[str, Any] = {"mean": mean, "std": std}
+    if spec.answer in ("yolo", "yolox") and given.get("resize") is None:
+        usual["fit"] = "letterbox"
+    if spec.answer == "yolox" and order == "RGB":
+        usual["order"] = "BGR"
+    return usual
+
+
 def _usual_statistics(spec: InputSpec, dtype: PixelType, order: Order, layout: Layout) -> Statistics:
-    """Return what most models of such an input were trained with. Channels come last in TensorFlow's.
+    """Return the usual mean and deviation. Channels come last in TensorFlow's.
 
     Who answers with an image (super-resolution, denoising) answers in the units of the input, and these are shown.
     """
-    if dtype in RAW_TYPES:
-        return (0.0,), (1.0,)
-    if order == "GRAY" or spec.image_out:
+    if dtype in RAW_TYPES or spec.answer == "yolox":
+        return RAW
+    if order == "GRAY" or spec.answer in ("image", "yolo"):
         return UNIT
     if layout == "NHWC":
         return SIGNED

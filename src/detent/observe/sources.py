@@ -21,7 +21,7 @@ import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import files, samples
-from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.preprocess import Answer, DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir  # reading data does not load onnx
 
 
+Shape = tuple[int | None, ...]
 Sides = tuple[int | None, ...]  # height and width
+
+STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
+FEWEST_GRIDS = 3  # of a detector
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
@@ -37,33 +41,65 @@ def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
 
     declared = declared_images(model)
-    images = [_image_sides(value) for value in model.graph.outputs]
-    return tuple(_spec(value, declared, [sides for sides in images if sides]) for value in model.graph.inputs)
+    answers = [_sizes(value) for value in model.graph.outputs]
+    return tuple(_spec(value, declared, answers) for value in model.graph.inputs)
 
 
-def _image_sides(value: ir.Value) -> Sides | None:
+def cells_of(image: tuple[int, int]) -> dict[int, int]:
+    """Return how many cells the grid of each stride has."""
+    return {stride: -(-image[0] // stride) * -(-image[1] // stride) for stride in STRIDES}
+
+
+def anchors_of(image: tuple[int, int]) -> dict[int, tuple[int, ...]]:
+    """Return which strides give how many cells: {8400: (8, 16, 32)} and others, for one anchor to a cell."""
+    cells = list(cells_of(image).values())
+    return {
+        sum(cells[low:high]): STRIDES[low:high]
+        for low in range(len(STRIDES))
+        for high in range(low + 1, len(STRIDES) + 1)
+    }
+
+
+def _sizes(value: ir.Value) -> Shape:
+    return () if value.shape is None else tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def _image_sides(shape: Shape) -> Sides | None:
     """Return height and width of a value that may be an image in colour, by its shape; None if it is not one."""
-    shape = () if value.shape is None else tuple(dim if isinstance(dim, int) else None for dim in value.shape)
     if len(shape) != 4 or 3 not in (shape[1], shape[3]):
         return None
     return shape[2:] if shape[1] == 3 else shape[1:3]
 
 
-def _spec(value: ir.Value, declared: DeclaredImages | None, images: Sequence[Sides]) -> InputSpec:
+def _answer(sides: Sides | None, answers: Sequence[Shape]) -> Answer:
+    """Return what a model answers an image of these sides with, by the shapes of its outputs; "" for all else."""
+    if sides is None:
+        return ""
+    for image in filter(None, map(_image_sides, answers)):
+        # As large as the image, or several times as large.
+        if all(one is None or (own is not None and one % own == 0) for own, one in zip(sides, image, strict=True)):
+            return "image"
+    rows = [shape[1:] for shape in answers if len(shape) == 3]
+    if len(rows) != 1 or None in sides or None in rows[0]:
+        return ""
+    first, second = (int(size or 0) for size in rows[0])
+    count = {cells: len(strides) for cells, strides in anchors_of((int(sides[0] or 0), int(sides[1] or 0))).items()}
+    if second > first >= 5 and count.get(second, 0) >= FEWEST_GRIDS:
+        return "yolo"
+    if first > second >= 6 and max(count.get(first, 0), count.get(first // 3, 0) * (first % 3 == 0)) >= FEWEST_GRIDS:
+        return "yolox" if first in count else "yolo"
+    return ""
+
+
+def _spec(value: ir.Value, declared: DeclaredImages | None, answers: Sequence[Shape]) -> InputSpec:
     # Read without onnx: an element type of 0 is that of a type that says nothing.
     if not value.dtype or value.shape is None:
         raise ModelError(
             f"Input '{value.name}' has no tensor type or no shape, so no data can be checked against it. "
             "Export the model with typed inputs."
         )
-    shape = tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-    sides = _image_sides(value)
-    # As large as the image, or several times as large.
-    image_out = sides is not None and any(
-        all(one is None or (own is not None and one % own == 0) for own, one in zip(sides, image, strict=True))
-        for image in images
-    )
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, image_out)
+    shape = _sizes(value)
+    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, _answer(_image_sides(shape), answers))
 
 
 @dataclass(frozen=True)

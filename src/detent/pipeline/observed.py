@@ -35,6 +35,7 @@ from detent.observe.statistics_file import StatisticsFile, check_fits, load_stat
 from detent.observe.sweep import Checkpoint, NotFiniteError, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
+from detent.plan import concats
 from detent.recipe import Recipe
 from detent.recipe.recipe import EQUALIZING_SAMPLES, PRESETS, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
@@ -358,6 +359,8 @@ def _counted(
 ) -> tuple[Prepared, Observation]:
     """Return the statistics, and the model as it was counted: what holds NaN or infinity stays float, and is told.
 
+    So do Concats on whose grid the smaller operands would be lost.
+
     Raise NotFiniteError if there is nothing else to quantize, or if the samples come only once.
     """
     origin, known = "", len(prepared.not_finite)
@@ -380,6 +383,8 @@ def _counted(
             f"On {origin} the float model itself computes NaN or infinity in tensor '{found[0]}'{more}: the nodes "
             "around it stay float. A mask is meant to; else check the sample and its preprocessing."
         )
+    if concats.STEP not in prepared.job.recipe.without:
+        prepared = prepared.leaving(concats.lossy_concats(prepared.model, prepared.layout, observation.statistics))
     return prepared, observation
 
 

@@ -136,9 +136,15 @@ class Prepared:
 
         Raise ModelError if nothing is left to quantize.
         """
-        left = leave_float(self.model, self.layout, values, "holds NaN or infinity, which no integer stands for")
-        layout = assign_formats(self.model, left, self.job.recipe, self.became)
-        return replace(self, layout=layout, not_finite=(*self.not_finite, *values))
+        why = dict.fromkeys(values, "holds NaN or infinity, which no integer stands for")
+        return replace(self.leaving(why), not_finite=(*self.not_finite, *values))
+
+    def leaving(self, values: Mapping[str, str]) -> Prepared:
+        """Leave float what computes or reads these values, each for its reason. Raise ModelError if nothing is left."""
+        layout = self.layout
+        for value, reason in values.items():
+            layout = leave_float(self.model, layout, [value], reason)
+        return replace(self, layout=assign_formats(self.model, layout, self.job.recipe, self.became))
 
     @property
     def cuts(self) -> bool:
@@ -275,7 +281,8 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
-                "model; `detent inspect` shows what is in this one."
+                "model; `detent inspect` shows what is in this one, and if there is no other, `detent convert MODEL "
+                "FLOAT --to float` takes the rounding of activations out of it."
             )
         if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
             # onnxruntime answers wrongly with its optimizations: of equal constants it keeps one, and overwrites that

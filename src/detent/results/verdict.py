@@ -238,8 +238,12 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
 
 
 def _dead_outputs(fidelity: Fidelity) -> list[str]:
-    """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
-    judged = fidelity.beside if _counts_order(fidelity) else {*fidelity.outputs} - {*_noisy_maps(fidelity)}
+    """Say of each output without parts that it says nothing any more.
+
+    Of scores of classes, only the order counts; but zeros alone have none. They are as far from float as that is large.
+    """
+    zeros = [name for name in fidelity.silent if name in fidelity.outputs and fidelity.outputs[name].sqnr_db == 0.0]
+    judged = [*fidelity.beside, *zeros] if _counts_order(fidelity) else {*fidelity.outputs} - {*_noisy_maps(fidelity)}
     return [
         f"Output '{name}' says nothing any more ({_decibels(close)})"
         for name, close in fidelity.outputs.items()

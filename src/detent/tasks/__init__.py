@@ -25,8 +25,9 @@ import onnx_ir as ir
 from detent.errors import UsageError, check_known
 from detent.graph.values import rank, static_shape
 from detent.observe.exporters import class_names
+from detent.observe.sources import Shape, anchors_of, cells_of
 from detent.plan.postprocessing import find_postprocessing
-from detent.tasks.detection import STRIDES, Shape, anchors_of, recognise_head
+from detent.tasks.detection import recognise_head
 from detent.tasks.endings import (
     SHARES,
     HeadKind,
@@ -279,7 +280,7 @@ def _is_pyramid(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
     if len(set(sides)) >= 3 and image not in sides:
         return True
     # The same as rows, one output for each grid and kind of numbers: SCRFD, PicoDet.
-    cells = {-(-image[0] // stride) * -(-image[1] // stride): stride for stride in STRIDES}
+    cells = {count: stride for stride, count in cells_of(image).items()}
     counts = {count * anchors: stride for count, stride in cells.items() for anchors in (1, 2, 3)}
     rows = [shape[-2] for shape in shapes.values() if len(shape) in (2, 3)]
     return len(rows) == len(shapes) and len({counts.get(count or 0) for count in rows} - {None}) >= 3

@@ -23,10 +23,20 @@ Exporters write these layouts, which are recognised by shape and values:
 
 `levels` are such outputs for each grid. A distance is in strides: a number, or the mean of a distribution over bins.
 In `rows` the fifth number is the objectness, which the score of each class is multiplied with. Scores of a `pair` may
-be logits.
+be logits. A first or last class of a `pair` that most positions are certain of is the background, and no object.
 
-More columns than these (mask coefficients, key points, angles) follow the classes and are not looked at here; the
-number of classes then has to be known, from the file's metadata.
+The boxes of a `pair` may be offsets from anchors that only the code around the model knows (SSD, RetinaFace). Two boxes
+of one anchor overlap by the same share whatever that anchor is, since the overlap does not change if all is moved or
+stretched:
+
+    center = anchor's center + 0.1 x its size x offset        size = its size x exp(0.2 x offset)
+
+So each position gets an anchor of its own, far from the others. That tells whether two models agree, not where objects
+are, and neighbours are not suppressed.
+
+More columns than these (mask coefficients, key points, angles) are not looked at here. They follow the classes if the
+file's metadata says how many there are. Else they are told by their values: scores are between 0 and 1. The classes are
+the first such columns behind the box, or the last ones if the key points come before them (YOLOv5-face).
 """
 
 from __future__ import annotations
@@ -38,6 +48,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError
+from detent.observe.sources import FEWEST_GRIDS, Shape, anchors_of, cells_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -220,14 +231,17 @@ def match_detections(first: Detections, second: Detections, overlap: float = 0.5
     return partners
 
 
-Shape = tuple[int | None, ...]
-
-STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
 MOSTLY = 0.95  # of the boxes have a property that tells how they are given
-FEWEST_GRIDS = 3  # of a detector whose grids come as outputs of their own
 DISTANCES = frozenset(4 * bins for bins in (8, 16, 17))  # columns: a distribution for each side, as detectors make them
 # Detections below this score change no measure and cost time; COCO's own evaluation of YOLO uses the same.
 LEAST_SCORE = 0.001
+
+_BEYOND = 0.02  # how far rounding may carry a score out of 0..1
+_VARIANCES = (0.1, 0.2)  # of the offsets of SSD's boxes, which all of its kind took over
+_APART, _LARGEST_LOG = (
+    32.0,
+    3.0,
+)  # anchors of size 1 are so far apart that their boxes, up to 20 times as large, are too
 
 
 @dataclass(frozen=True)
@@ -260,6 +274,12 @@ class Head:
             arrays = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
         return [_DENSE[self.layout](self, [array[at] for array in arrays]) for at in range(len(arrays[0]))]
 
+    def has_places(self, outputs: Mapping[str, npt.NDArray[np.generic]]) -> bool:
+        """Tell whether boxes lie in the image; those that are offsets from unknown anchors do not."""
+        return self.layout != "pair" or not _are_offsets(
+            np.asarray(outputs[self.outputs[0]], np.float32).reshape(-1, 4)
+        )
+
 
 def recognise_head(shapes: Mapping[str, Shape], image: tuple[int, int], classes: int | None = None) -> Head | None:
     """Return how the outputs of a detector are laid out, or None if no layout fits.
@@ -271,16 +291,6 @@ def recognise_head(shapes: Mapping[str, Shape], image: tuple[int, int], classes:
         if layout is not None:
             return Head(layout[0], (name,), layout[1], image)
     return _levels_of(shapes, image) or _pair_of(shapes, image) or _lists_of(shapes, image)
-
-
-def anchors_of(image: tuple[int, int]) -> dict[int, tuple[int, ...]]:
-    """Return which strides give how many cells: {8400: (8, 16, 32)} and others, for one anchor to a cell."""
-    cells = list(_cells(image).values())
-    return {
-        sum(cells[low:high]): STRIDES[low:high]
-        for low in range(len(STRIDES))
-        for high in range(low + 1, len(STRIDES) + 1)
-    }
 
 
 def _has_partner(name: str, shapes: Mapping[str, Shape]) -> bool:
@@ -320,7 +330,7 @@ def _levels_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | No
     if not all(len(shape) in (2, 3) for shape in shapes.values()):
         return None
     for anchors in (1, 2, 3):
-        counts = {count * anchors for count in _cells(image).values()}
+        counts = {count * anchors for count in cells_of(image).values()}
         levels: dict[int, dict[int, str]] = {}  # rows of the grid: columns: output
         for name, shape in shapes.items():
             if shape[-2] in counts and shape[-1] is not None:
@@ -335,11 +345,6 @@ def _levels_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | No
             grids = [levels[rows] for rows in sorted(levels, reverse=True)]
             return Head("levels", tuple(grid[each] for grid in grids for each in (classes, sides)), classes, image)
     return None
-
-
-def _cells(image: tuple[int, int]) -> dict[int, int]:
-    """Return how many cells the grid of each stride has."""
-    return {stride: -(-image[0] // stride) * -(-image[1] // stride) for stride in STRIDES}
 
 
 def _pair_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | None:
@@ -375,14 +380,25 @@ def _several(boxes: Floats, scores: Floats, least: float) -> Detections:
 
 def _columns(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0].T
-    return _corners(rows), rows[:, 4 : 4 + head.classes]
+    return _corners(rows), _scores_alone(rows[:, 4 : 4 + head.classes])
 
 
 def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0]
     if _is_on_grid(rows, head.image):
         rows = _off_grid(rows, head.image)
-    return _corners(rows), rows[:, 4:5] * rows[:, 5 : 5 + head.classes]
+    return _corners(rows), rows[:, 4:5] * _scores_alone(rows[:, 5 : 5 + head.classes])
+
+
+def _scores_alone(columns: Floats) -> Floats:
+    """Return columns with 0 for those that are no scores of classes: see the module's docstring."""
+    if not columns.size:
+        return columns
+    between = (columns.min(axis=0) >= -_BEYOND) & (columns.max(axis=0) <= 1.0 + _BEYOND)
+    first = np.logical_and.accumulate(between)
+    classes = first if first.any() else np.logical_and.accumulate(between[::-1])[::-1]
+    # Logits are no scores either; there is nothing better to go by.
+    return np.asarray(columns * classes, np.float32) if classes.any() else columns
 
 
 def _is_on_grid(rows: Floats, image: tuple[int, int]) -> bool:
@@ -409,19 +425,58 @@ def _final(rows: Floats, least: float) -> Detections:
 
 
 def _pair(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
-    boxes, scores = outputs[0].reshape(-1, 4), outputs[1].reshape(-1, head.classes)
-    scores = scores if _are_shares(scores) else _shares(scores)
-    # Corners are in order; centers and sizes of small boxes are not.
-    if float((boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean()) < MOSTLY:
+    boxes, scores = outputs[0].reshape(-1, 4), _without_background(outputs[1].reshape(-1, head.classes))
+    if _are_offsets(boxes):
+        return _on_own_anchors(boxes), scores
+    if not _are_corners(boxes):
         boxes = _corners(boxes)
     if np.abs(boxes).max(initial=0.0) <= 2.0:
         boxes = boxes * np.array([head.image[1], head.image[0]] * 2, np.float32)
     return boxes, scores
 
 
+def _are_corners(boxes: Floats) -> bool:
+    """Tell whether boxes are given by corners, which are in order; centers and sizes of small boxes are not."""
+    return float((boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean()) >= MOSTLY if len(boxes) else True
+
+
+def _are_offsets(boxes: Floats) -> bool:
+    """Tell whether boxes are relative to anchors: neither corners in order nor positive sizes."""
+    return not _are_corners(boxes) and float((boxes[:, 2:] >= 0.0).all(axis=1).mean()) < MOSTLY
+
+
+def _on_own_anchors(offsets: Floats) -> Floats:
+    """Return corners of boxes on anchors of size 1, each at a place of its own: see the module's docstring."""
+    at = np.arange(len(offsets))
+    places = np.stack([at % 256, at // 256], axis=1) * _APART
+    sizes = np.exp(np.clip(_VARIANCES[1] * offsets[:, 2:], -_LARGEST_LOG, _LARGEST_LOG))
+    centers = places + np.clip(_VARIANCES[0] * offsets[:, :2], -1.0, 1.0)
+    return _corners(np.concatenate([centers, sizes], axis=1).astype(np.float32))
+
+
+def _without_background(scores: Floats) -> Floats:
+    """Return shares of classes, with 0 for a class that stands for nothing: no object is at most positions."""
+    shares = scores if _are_shares(scores) else _shares(scores)
+    if not len(shares) or shares.shape[1] == 1:
+        return shares
+    best = shares.argmax(axis=1)
+    for at in (0, shares.shape[1] - 1):
+        if float(((best == at) & (shares[:, at] > 0.5)).mean()) > 0.5:
+            # A class of nothing needs a Softmax: it takes from the others what it has.
+            shares = scores.copy() if _are_shares(scores) else _softmax(scores)
+            shares[:, at] = 0.0
+            break
+    return shares
+
+
+def _softmax(logits: Floats) -> Floats:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)
+
+
 def _levels(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     corners, scores = [], []
-    strides = {count: stride for stride, count in _cells(head.image).items()}
+    strides = {count: stride for stride, count in cells_of(head.image).items()}
     for seen, sides in zip(outputs[::2], outputs[1::2], strict=True):
         anchors = next(each for each in (1, 2, 3) if len(seen) % each == 0 and len(seen) // each in strides)
         stride = strides[len(seen) // anchors]
@@ -439,8 +494,7 @@ def _levels(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 def _expected(logits: Floats) -> Floats:
     """Return the mean of a distribution over 0, 1, 2, ..., given by logits along the last axis."""
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray((shares * np.arange(logits.shape[-1])).sum(-1) / shares.sum(-1), np.float32)
+    return np.asarray((_softmax(logits) * np.arange(logits.shape[-1])).sum(-1), np.float32)
 
 
 def _are_shares(scores: Floats) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from detent.tasks.detection import Shape
+from detent.observe.sources import Shape
 
 SHARES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
