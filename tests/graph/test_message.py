@@ -161,6 +161,19 @@ def test_maps_sparse_weights_and_names_twice_are_model_errors():
             load(model)
 
 
+def test_an_input_that_is_declared_twice(samples):
+    """onnxruntime takes one with a default, and refuses one without."""
+    weight, twice = tiny_model(), tiny_model()
+    tensor = weight.graph.initializer[0]
+    value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+    weight.graph.input.extend([value, value])
+    for options in ({}, {"keep_defaults": True}):
+        assert len(Runner(read(weight, **options))({"x": samples})[0]) == len(samples)
+    twice.graph.input.append(twice.graph.input[0])
+    with pytest.raises(ModelError, match="'x'"):
+        load(twice)
+
+
 def test_an_opset_of_the_future_says_which_are_known():
     model = tiny_model()
     model.opset_import[0].version = 4000

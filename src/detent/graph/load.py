@@ -11,6 +11,7 @@ initializers become inputs for them, with their types and shapes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from functools import cache, lru_cache
 from itertools import chain
@@ -370,7 +371,11 @@ def _without(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
 
 
 def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse, naming the value, what the graph library has no word for: maps, and sparse tensors."""
+    """Refuse, naming the value, what the graph library has no word for: maps, sparse tensors, two inputs of a name."""
+    held = {tensor.name for tensor in proto.graph.initializer}
+    names = Counter(value.name for value in proto.graph.input if value.name not in held)
+    for name in (name for name, count in names.items() if count > 1):
+        raise ModelError(f"{where} has two inputs of the name '{name}'. Export the model again.")
     for value in (*proto.graph.input, *proto.graph.output):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
