@@ -174,8 +174,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         data = file.read_bytes()
         if file.suffix == ".json":
-            json.loads(data)
-            data = b"json"
+            data = data if json.loads(data) == "old" else b"json"
         elif file.suffix == ".html":
             data = b"page" if data.rstrip().endswith(b"</html>") else b"torn"
         elif file.suffix == ".npz":
@@ -326,7 +325,7 @@ class Trial:
 
     def again(self) -> Iterator[str]:
         """Run the command once more, without a fault."""
-        if self.holds_folder and contents(self.folder) == self.wanted:
+        if self.holds_folder and self.wanted.items() <= contents(self.folder).items():
             return  # a folder of results is not overwritten
         if wait(fork(self.arguments, self.log)) != 0:
             yield f"does not succeed afterwards: {self.log.read_text(errors='replace')[-600:]}"
