@@ -80,30 +80,36 @@ def test_what_is_kept_when_memory_ends_is_told_and_taken_up(detent, tiny, sample
 
 SLOWLY = """
 import os, sys, time
-real = os.replace
+from pathlib import Path
+real, meeting = os.replace, Path(sys.argv.pop(1))
 
 def replace(*paths, **options):
-    time.sleep(0.2)
+    (meeting / str(os.getpid())).touch()
+    end = time.monotonic() + 60
+    while len(list(meeting.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.01)  # until both are about to write
+    time.sleep(0.1)  # as over a network
     real(*paths, **options)
-    time.sleep(0.2)
+    time.sleep(0.1)
 
-os.replace = replace  # as over a network
-sys.argv[0] = "detent"
+os.replace = replace
 from detent.cli import main
 main()
 """
 
 
 def test_the_same_command_twice_at_once_with_names_that_change_slowly(tiny, samples, tmp_path):
-    data, folder = tmp_path / "x.npy", tmp_path / "out"
+    data, folder, meeting = tmp_path / "x.npy", tmp_path / "out", tmp_path / "meeting"
     np.save(data, samples)
     folder.mkdir()
+    meeting.mkdir()
     package.quantize(tiny, tmp_path / "wanted.onnx", data)
     words = ["quantize", tiny, folder / "out.onnx", "--calib", data, "--report", folder / "r.json"]
-    command = [sys.executable, "-c", SLOWLY, *map(str, words)]
+    command = [sys.executable, "-c", SLOWLY, str(meeting), *map(str, words)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
     said = [each.communicate(timeout=120)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], said
+    assert len(list(meeting.iterdir())) == 2
     assert (folder / "out.onnx").read_bytes() == (tmp_path / "wanted.onnx").read_bytes()
     assert {file.name for file in folder.iterdir()} == {"out.onnx", "r.json"}
 
