@@ -282,6 +282,19 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         read(tmp_path / "m.onnx")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("device", [False, True])
+def test_external_data_that_is_a_pipe_or_a_device_is_not_opened(tmp_path, device):
+    onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    (tmp_path / "w").unlink()
+    if device:
+        (tmp_path / "w").symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "w")
+    with pytest.raises(ModelError, match="'w"):
+        read(tmp_path / "m.onnx")
+
+
 def test_external_data_that_is_a_pointer_or_has_another_case(tmp_path):
     model = tiny_model()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="Weights.bin", size_threshold=0)
