@@ -4,12 +4,13 @@
     python -m benchmarks.faults --kinds kill --count 1000      # signals at random moments, and full disks
     python -m benchmarks.faults --commands quantize deploy
 
-What goes wrong is of three kinds:
+What goes wrong is of four kinds:
 
     call      the n-th call of the file system, of numpy's allocation or of onnxruntime fails, for every n
     kill      SIGKILL, SIGTERM or SIGINT at a random moment; or files may not grow past a random size
     company   the same command runs beside it, and may be killed; names change slowly; the clock jumps; nobody reads
               what is printed any more
+    disk      the output's file system is full, before its end or just behind it; Linux, and only for root
 
 A command runs in a process of its own, forked when all is imported and compiled, on the smallest model that has every
 stage. Of a fault it may not print a traceback; what it leaves behind is compared with the output of a run without one;
@@ -30,6 +31,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -50,7 +52,8 @@ from detent.observe.store import read_sealed
 SECONDS = 120.0
 FAST = 0.7  # seconds of a command of which every call fails in turn
 KEPT = "m.onnx.tuning"  # what tuning goes on from, and removes at its end
-KINDS = ("call", "kill", "company")
+KINDS = ("call", "kill", "company", "disk")
+PAGE = 4096  # bytes of a file system in memory that are given at a time
 MODEL, DATA, QUANTIZED = "../m.onnx", "../x.npy", "../quantized.onnx"  # beside the folder that a job works in
 SYSTEM_ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
 FILE_CALLS = ("fsync", "replace", "rename", "mkdir", "link")
@@ -284,8 +287,12 @@ class Trial:
 
     def empty(self, *, old: bool) -> dict[str, bytes]:
         """Empty the folder, or leave an older output there; return what is in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
+        for path in self.folder.iterdir():  # not the folder itself, which may be a file system
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         if old and not self.holds_folder:
             for name in self.tops:
                 (self.folder / name).write_bytes(b'"old"')
@@ -400,6 +407,30 @@ def company(trial: Trial, count: int, rng: random.Random) -> Found:
         yield kind, ""
 
 
+def disks(trial: Trial, count: int, rng: random.Random) -> Found:
+    """Give the output a file system of its own, which holds fewer pages than it needs, or a few more."""
+    pages = sum(len(data) // PAGE + 1 for data in trial.wanted.values())
+    for number in range(count):
+        size = rng.randrange(2, 8 + 2 * pages)
+        what = f"a disk of {size} pages"
+        trial.empty(old=False)
+        _mount("-t", "tmpfs", "-o", f"size={PAGE * size}", "tmpfs", trial.folder)
+        try:
+            before = trial.empty(old=number % 2 == 0 and size > len(trial.tops))
+            code = wait(fork(trial.arguments, trial.log))
+            yield from ((what, problem) for problem in trial.problems(code, before, killed=False))
+            _mount("-o", f"remount,size={PAGE << 14}", trial.folder)
+            yield from ((what, problem) for problem in trial.again())
+        finally:
+            subprocess.run(["umount", trial.folder], check=True)
+        yield what, ""
+
+
+def _mount(*words: str | Path) -> None:
+    if subprocess.run(["mount", *words], check=False).returncode:
+        raise SystemExit("Only root may mount file systems: leave --kinds disk out.")
+
+
 def _two(trial: Trial, kind: str, rng: random.Random, seed: int) -> Iterator[str]:
     """Run the command twice at once: one succeeds, and the other too unless it finds its folder in use or is killed."""
     slow = (lambda: _slow_names(seed)) if kind == "slow names" else (lambda: None)
@@ -475,6 +506,7 @@ def work(task: tuple[str, str, int, int, int, int]) -> tuple[str, str, int, floa
                 "call": lambda: every_call(trial, part, parts, seed),
                 "kill": lambda: moments(trial, -(-count // parts), rng),
                 "company": lambda: company(trial, -(-count // parts), rng),
+                "disk": lambda: disks(trial, -(-count // parts), rng),
             }[kind]()
             done, problems = 0, []
             for what, problem in found:
@@ -489,8 +521,8 @@ def work(task: tuple[str, str, int, int, int, int]) -> tuple[str, str, int, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commands", nargs="+", choices=list(commands()), default=list(commands()))
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--count", type=int, default=20, help="kills of each command, and as often company")
+    parser.add_argument("--kinds", nargs="+", default=["call", "kill", "company"], choices=KINDS)
+    parser.add_argument("--count", type=int, default=20, help="of each kind but call, and of each command")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
