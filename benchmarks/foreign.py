@@ -35,6 +35,7 @@ import numpy as np
 RECIPES = ("XINT8", "A8W8", "A16W8", "BF16", "S8S8_AAWS")
 LEAST_DB = {"A16W8": 20.0, "BF16": 20.0}
 KINDS = ("ok", "refused", "traceback", "signal", "hang", "unloadable", "far")
+FREE_SIZES = (1, 8, 64, 224)  # of dimensions that are free, until the model runs
 HARMLESS = re.compile("is quantized already|no node to quantize|nothing to quantize")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -75,21 +76,29 @@ def feeds_for(path: Path) -> Arrays | None:
     onnxruntime.set_default_logger_severity(4)
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        inputs = session.get_inputs()
-        if not any(each.type == "tensor(float)" for each in inputs):
-            return None
         stored = path.with_suffix(".npz")
-        feeds = dict(np.load(stored)) if stored.exists() else {each.name: _random(each) for each in inputs}
-        session.run(None, feeds)
+        given = [dict(np.load(stored))] if stored.exists() else []
     except Exception:  # noqa: BLE001 - whatever it is, this model does not take part
         return None
-    return feeds
+    inputs = session.get_inputs()
+    if not any(each.type == "tensor(float)" for each in inputs):
+        return None
+    for size in FREE_SIZES:
+        try:
+            feeds = given[0] if given else {each.name: _random(each, size) for each in inputs}
+            session.run(None, feeds)
+        except Exception:  # noqa: BLE001 - it may run with another size
+            continue
+        return feeds
+    return None
 
 
-def _random(value: Any) -> np.ndarray[Any, Any]:
+def _random(value: Any, size: int) -> np.ndarray[Any, Any]:
+    """Return random numbers for an input; its batch is 1, and other free dimensions have the size."""
     kinds = {"float": "f4", "double": "f8", "float16": "f2", "int64": "i8", "int32": "i4", "bool": "?", "uint8": "u1"}
     dtype = np.dtype(kinds[value.type.removeprefix("tensor(").removesuffix(")")])
-    shape = [size if isinstance(size, int) and size > 0 else 1 for size in value.shape]
+    free = [1, *[size] * len(value.shape)]
+    shape = [known if isinstance(known, int) and known > 0 else free[at] for at, known in enumerate(value.shape)]
     numbers = np.random.default_rng(0).standard_normal(shape)
     return numbers.astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
 
