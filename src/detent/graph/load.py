@@ -412,7 +412,9 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             if attribute.type == ir.AttributeType.UNDEFINED:
                 raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))
     for node in model.graph.all_nodes():
-        schema = operator_schema(node.op_type, version) if node.domain == "" else None
+        schema = None
+        if node.domain == "":  # an operator that is newer than the file says is taken as it came to be
+            schema = operator_schema(node.op_type, version) or operator_schema(node.op_type, newest)
         if schema is None or node.op_identifier() in model.functions:
             continue
         count, wrong = len(node.inputs), ""
@@ -420,8 +422,8 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
         if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
             held = f"{count} inputs" if given else "no input with a name"
             wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
-        if len(node.outputs) < schema.min_output:
-            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
+        if not schema.min_output <= len(node.outputs) <= schema.max_output:
+            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
         for name, attribute in node.attributes.items():
             wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
             if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
