@@ -79,8 +79,8 @@ def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
             path = given.resolve()
             with output_errors(path):
                 files = _stage(model, path, stack.enter_context(scratch_folder(path)))
+                sizes.append(sum(file.stat().st_size for file in files))
             staged.append((path, files))
-            sizes.append(sum(file.stat().st_size for file in files))
         moved: list[tuple[Path, Path | None]] = []
         for number, (path, files) in enumerate(staged):
             with output_errors(path):
