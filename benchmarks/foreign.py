@@ -35,6 +35,7 @@ import numpy as np
 RECIPES = ("XINT8", "A8W8", "A16W8", "BF16", "S8S8_AAWS")
 LEAST_DB = {"A16W8": 20.0, "BF16": 20.0}
 KINDS = ("ok", "refused", "traceback", "signal", "hang", "unloadable", "far")
+FREE_SIZES = (1, 8, 64, 224)  # of dimensions that are free, until the model runs
 HARMLESS = re.compile("is quantized already|no node to quantize|nothing to quantize")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -75,21 +76,29 @@ def feeds_for(path: Path) -> Arrays | None:
     onnxruntime.set_default_logger_severity(4)
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        inputs = session.get_inputs()
-        if not any(each.type == "tensor(float)" for each in inputs):
-            return None
         stored = path.with_suffix(".npz")
-        feeds = dict(np.load(stored)) if stored.exists() else {each.name: _random(each) for each in inputs}
-        session.run(None, feeds)
+        given = [dict(np.load(stored))] if stored.exists() else []
     except Exception:  # noqa: BLE001 - whatever it is, this model does not take part
         return None
-    return feeds
+    inputs = session.get_inputs()
+    if not any(each.type == "tensor(float)" for each in inputs):
+        return None
+    for size in FREE_SIZES:
+        try:
+            feeds = given[0] if given else {each.name: _random(each, size) for each in inputs}
+            session.run(None, feeds)
+        except Exception:  # noqa: BLE001 - it may run with another size
+            continue
+        return feeds
+    return None
 
 
-def _random(value: Any) -> np.ndarray[Any, Any]:
+def _random(value: Any, size: int) -> np.ndarray[Any, Any]:
+    """Return random numbers for an input; its batch is 1, and other free dimensions have the size."""
     kinds = {"float": "f4", "double": "f8", "float16": "f2", "int64": "i8", "int32": "i4", "bool": "?", "uint8": "u1"}
     dtype = np.dtype(kinds[value.type.removeprefix("tensor(").removesuffix(")")])
-    shape = [size if isinstance(size, int) and size > 0 else 1 for size in value.shape]
+    free = [1, *[size] * len(value.shape)]
+    shape = [known if isinstance(known, int) and known > 0 else free[at] for at, known in enumerate(value.shape)]
     numbers = np.random.default_rng(0).standard_normal(shape)
     return numbers.astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
 
@@ -117,20 +126,26 @@ def try_recipe(path: Path, feeds: Arrays, recipe: str, folder: Path, *, trust: b
 
 
 def _decibels(path: Path, output: Path, feeds: Arrays) -> float:
-    """Return the SQNR of the worst float output; both files are opened as a user opens them."""
+    """Return the SQNR of the worst float output; both files are opened as a user opens them.
+
+    Below all others is an output with more rows than the float one, or fewer: how many is up to the data.
+    """
     import onnxruntime
 
-    expected = onnxruntime.InferenceSession(str(path)).run(None, feeds)
+    float_session = onnxruntime.InferenceSession(str(path))
+    expected = float_session.run(None, feeds)
     exact = onnxruntime.SessionOptions()
     exact.add_session_config_entry("session.x64quantprecision", "1")
     onnxruntime.InferenceSession(str(output))
     found = onnxruntime.InferenceSession(str(output), exact).run(None, feeds)
     worst = np.inf
-    for before, after in zip(expected, found, strict=True):
+    for declared, before, after in zip(float_session.get_outputs(), expected, found, strict=True):
         if not isinstance(before, np.ndarray) or before.dtype.kind != "f" or before.size == 0:
             continue
         if before.shape != after.shape:
-            raise ValueError(f"shape {before.shape} became {after.shape}")
+            if len(before.shape) != len(after.shape) or all(isinstance(size, int) for size in declared.shape):
+                raise ValueError(f"shape {before.shape} became {after.shape}")
+            return -np.inf
         finite = np.isfinite(before)
         noise = float(np.square(before[finite].astype(float) - after[finite]).sum())
         signal = float(np.square(before[finite].astype(float)).sum())

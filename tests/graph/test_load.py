@@ -207,6 +207,14 @@ def test_a_node_that_its_operator_does_not_take_is_named():
             load(model)
 
 
+@pytest.mark.parametrize(("op_type", "opset"), [("Relu", 17), ("SequenceLength", 17), ("SequenceLength", 9)])
+def test_a_node_with_more_outputs_than_its_operator_makes_is_named(op_type, opset):
+    model = tiny_model(opset=opset)
+    model.graph.node.append(helper.make_node(op_type, ["x"], ["one", "two"], "many"))
+    with pytest.raises(ModelError, match="'many'.*2 outputs"):
+        load(model)
+
+
 def test_a_node_without_outputs_is_named():
     model = tiny_model()
     model.graph.node.append(helper.make_node("Relu", ["x"], [], "idle", domain="some.domain"))

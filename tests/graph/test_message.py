@@ -161,6 +161,19 @@ def test_maps_sparse_weights_and_names_twice_are_model_errors():
             load(model)
 
 
+def test_an_input_that_is_declared_twice(samples):
+    """onnxruntime takes one with a default, and refuses one without."""
+    weight, twice = tiny_model(), tiny_model()
+    tensor = weight.graph.initializer[0]
+    value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+    weight.graph.input.extend([value, value])
+    for options in ({}, {"keep_defaults": True}):
+        assert len(Runner(read(weight, **options))({"x": samples})[0]) == len(samples)
+    twice.graph.input.append(twice.graph.input[0])
+    with pytest.raises(ModelError, match="'x'"):
+        load(twice)
+
+
 def test_an_opset_of_the_future_says_which_are_known():
     model = tiny_model()
     model.opset_import[0].version = 4000
@@ -266,6 +279,19 @@ def test_a_file_of_another_kind_is_called_by_its_name(tmp_path, content, said):
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="pipe"):
+        read(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("device", [False, True])
+def test_external_data_that_is_a_pipe_or_a_device_is_not_opened(tmp_path, device):
+    onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    (tmp_path / "w").unlink()
+    if device:
+        (tmp_path / "w").symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "w")
+    with pytest.raises(ModelError, match="'w"):
         read(tmp_path / "m.onnx")
 
 

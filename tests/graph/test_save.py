@@ -190,3 +190,21 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_is
         write_text("new", path)  # of this very process, at the same time
         assert mine.is_dir()
     assert {file.name for file in tmp_path.iterdir()} == {"out.onnx", strange.name}
+
+
+def test_a_file_that_another_process_moves_at_the_same_time(tmp_path, monkeypatch):
+    model, real, calls = load(tiny_model()), saving.replace_file, []
+    places = [tmp_path / "body.onnx", tmp_path / "tail.onnx"]
+    saving.save_together([(model, place) for place in places])
+    wanted = [place.read_bytes() for place in places]
+
+    def replace(source, place):
+        calls.append(source)
+        if len(calls) == 1:
+            places[0].unlink()
+        real(source, place)
+
+    monkeypatch.setattr(saving, "replace_file", replace)
+    saving.save_together([(model, place) for place in places])
+    assert [place.read_bytes() for place in places] == wanted
+    assert sorted(tmp_path.iterdir()) == places

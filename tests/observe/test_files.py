@@ -413,6 +413,8 @@ def test_random_rows_refuse_what_they_cannot_know():
         random_rows([spec(None, 3, None)], 0)
     with pytest.raises(UsageError, match="there is no random data for it"):
         random_rows([spec(1, dtype=object)], 0)
+    with pytest.raises(UsageError, match="too large"):
+        random_rows([spec(1, (1 << 28) + 1)], 0)
 
 
 def test_pixels_of_the_first_images_are_kept_and_not_sent(tmp_path, monkeypatch):

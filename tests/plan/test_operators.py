@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, summed_axis
@@ -245,6 +246,15 @@ CASES = {
     "Mul": (node("Mul", "x w", "y"), (1, 3, 8, 8), (3, 1, 1), None, None, (1, 1, 1)),
     "Mul of vectors": (node("Mul", "x w", "y"), (8,), (8,), None, None, (0, 0, 0)),
 }
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Gemm", "MatMul"])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_a_weight_of_too_few_dimensions_has_no_channels(op_type, shape):
+    """A file may declare one: onnxruntime refuses it, and a check must not fail on it."""
+    weight, bias = (ir.tensor(normal(*each)) for each in (shape, (8,)))
+    w, b = (ir.Value(shape=ir.Shape(each.shape), const_value=each) for each in (weight, bias))
+    assert channel_axis(ir.node(op_type, [ir.Value(), w, b]), w, b) is None
 
 
 @pytest.mark.parametrize("kind", CASES)

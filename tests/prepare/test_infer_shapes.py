@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import numpy as np
 import onnx_ir as ir
@@ -55,6 +57,23 @@ def test_a_model_that_contradicts_itself_is_noted_whatever_the_log_level(caplog,
 def test_large_initializers_survive():
     proto = make([node("MatMul", "x w", "y")], {"x": [3, 64]}, {"y": None}, {"w": f32(64, 64)})
     np.testing.assert_array_equal(check(InferShapes(), proto, exact=True).constants["w"], f32(64, 64))
+
+
+LONG = """
+import resource
+from tests.prepare.equivalence import make, node
+from tests.prepare.test_infer_shapes import shapes
+
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+nodes = [node("Relu", "x", "r"), node("Cast", "r", "c", to=10), node("Cast", "c", "y", to=1)]
+print(shapes(make(nodes, {"x": [2**40]}, {"y": [2**40]}))[0]["c"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
+def test_the_elements_of_a_very_long_vector_are_not_listed():
+    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == f"[{2**40}]", done.stderr
 
 
 def test_types_that_only_inference_knows_are_a_note():

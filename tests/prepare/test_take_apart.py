@@ -130,6 +130,13 @@ def test_a_product_that_transposes_and_scales(transposed):
         ([node("Attention", "x c b", "y present", domain=MS, num_heads=2)], {"x": [1, 3, 6]}, "further outputs"),
         ([node("Attention", "x c b m", "y", domain=MS, num_heads=2)], {"x": [1, 3, 6], "m": None}, "dimensions"),
         ([node("Attention", "x c b", "y", domain=MS, num_heads=12)], {"x": [1, 3, 6]}, "12 heads"),
+        ([node("Attention", "x b", "y", domain=MS, num_heads=2)], {"x": [1, 3, 6]}, "other shapes"),
+        ([node("Attention", "x c c", "y", domain=MS, num_heads=2)], {"x": [1, 3, 6]}, "other shapes"),
+        (
+            [node("Attention", "x c b", "y", domain=MS, num_heads=2, qkv_hidden_sizes=[6, 12])],
+            {"x": [1, 3, 6]},
+            "other shapes",
+        ),
     ],
 )
 def test_what_stays_whole_says_why_and_leaves_nothing_behind(nodes, inputs, why):

@@ -6,8 +6,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from detent.comparison.inspection import inspect_model
+from detent.device_check import check
+from detent.errors import ModelError
 from detent.qdq.reader import LinearParams, params_of
 from tests.convert.forms import pair
 from tests.models import info, run
@@ -86,3 +89,41 @@ def test_parameters_of_a_node():
     assert linear.same_as(params_of(model.graph[1]))
     assert not linear.same_as(LinearParams(np.array(0.5, np.float32), np.array(4, np.int8)))
     assert not linear.same_as(LinearParams(np.array(0.5, np.float32), np.array(5, np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero_point", "axis"),
+    [
+        ((), (8,), 0),
+        ((1,), (2,), 0),
+        ((4,), (8,), 0),
+        ((4,), (4,), 0),
+        ((8,), (8,), 1),
+        ((8,), (8,), 2),
+        ((0,), (0,), 0),
+    ],
+)
+def test_parameters_that_do_not_fit_the_codes_are_a_model_error(scale, zero_point, axis):
+    held = {
+        "codes": np.zeros((8, 3), np.int8),
+        "scale": np.ones(scale, np.float32),
+        "zero": np.zeros(zero_point, np.int8),
+    }
+    nodes = [helper.make_node("DequantizeLinear", list(held), ["w"], name="bad", axis=axis)]
+    nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"]))
+    proto = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [info("x", [1, 8])],
+            [info("y", [1, 3])],
+            [numpy_helper.from_array(array, name) for name, array in held.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        run(proto, {"x": np.ones((1, 8), np.float32)})
+    for work in (lambda: check(proto, "npu-xint8"), lambda: inspect_model(proto)):
+        with pytest.raises(ModelError, match="'bad'"):
+            work()

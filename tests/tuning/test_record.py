@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from detent.errors import OutputError
+from detent.tuning import tuner
 from detent.tuning.tuner import BEST, STEPS, Record, contents_of, folder_beside, key_of
 from tests.conftest import tiny_model
 
@@ -74,3 +76,19 @@ def test_a_record_of_an_earlier_version_is_used(tmp_path):
     plain = {"key": "key", "rungs": {"plain": {"loss": 3.0}}, "best": None}
     (folder_beside(output) / "ladder.json").write_text(json.dumps(plain))
     assert Record.open(output, "key", resume=True).steps == plain["rungs"]
+
+
+@pytest.mark.parametrize("moment", ["save", "write_sealed"])
+def test_another_tuning_of_the_same_output_that_ends_takes_nothing_away(tmp_path, monkeypatch, moment):
+    output, real, calls = tmp_path / "out.onnx", getattr(tuner, moment), []
+
+    def write(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            shutil.rmtree(folder_beside(output))
+        return real(*arguments)
+
+    monkeypatch.setattr(tuner, moment, write)
+    Record.open(output, "key", resume=True).add("plain", {"loss": 3.0}, tiny_model())
+    again = Record.open(output, "key", resume=True)
+    assert (again.steps, again.best) == ({"plain": {"loss": 3.0}}, "plain")

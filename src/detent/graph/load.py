@@ -11,6 +11,7 @@ initializers become inputs for them, with their types and shapes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from functools import cache
 from itertools import chain
@@ -375,7 +376,11 @@ def _without(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
 
 
 def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse, naming the value, what the graph library has no word for: maps, and sparse tensors."""
+    """Refuse, naming the value, what the graph library has no word for: maps, sparse tensors, two inputs of a name."""
+    held = {tensor.name for tensor in proto.graph.initializer}
+    names = Counter(value.name for value in proto.graph.input if value.name not in held)
+    for name in (name for name, count in names.items() if count > 1):
+        raise ModelError(f"{where} has two inputs of the name '{name}'. Export the model again.")
     for value in (*proto.graph.input, *proto.graph.output):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
@@ -412,7 +417,9 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             if attribute.type == ir.AttributeType.UNDEFINED:
                 raise ModelError(_malformed(node, where, f"an attribute '{attribute.name}' without a type"))
     for node in model.graph.all_nodes():
-        schema = operator_schema(node.op_type, version) if node.domain == "" else None
+        schema = None
+        if node.domain == "":  # an operator that is newer than the file says is taken as it came to be
+            schema = operator_schema(node.op_type, version) or operator_schema(node.op_type, newest)
         if schema is None or node.op_identifier() in model.functions:
             continue
         count, wrong = len(node.inputs), ""
@@ -420,8 +427,8 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
         if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
             held = f"{count} inputs" if given else "no input with a name"
             wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
-        if len(node.outputs) < schema.min_output:
-            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
+        if not schema.min_output <= len(node.outputs) <= schema.max_output:
+            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
         for name, attribute in node.attributes.items():
             wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
             if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():

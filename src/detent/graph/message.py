@@ -293,6 +293,8 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
         for dim in _dimensions(graph):
             if dim.dim_value < 0:
                 dim.ClearField("dim_value")
+        for index in reversed(_declared_again(graph)):
+            del graph.input[index]
     return proto
 
 
@@ -306,7 +308,17 @@ def _needs_mending(proto: onnx.ModelProto) -> bool:
         or "ai.onnx" in imported | domains
         or any(domain in RUNTIME_DOMAINS for domain in domains - imported)
         or any(dim.dim_value < 0 for graph in graphs for dim in _dimensions(graph))
+        or any(_declared_again(graph) for graph in graphs)
     )
+
+
+def _declared_again(graph: Any) -> list[int]:
+    """Return which inputs only repeat the name of one before them that has a default."""
+    names = [getattr(value, "name", value) for value in graph.input]  # inputs of a function are names
+    if len(set(names)) == len(names):
+        return []
+    held = {tensor.name for tensor in getattr(graph, "initializer", ())}
+    return [index for index, name in enumerate(names) if name in held and name in names[:index]]
 
 
 def _texts(proto: onnx.ModelProto, graphs: Sequence[Any]) -> Iterator[str | bytes]:

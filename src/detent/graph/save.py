@@ -79,8 +79,8 @@ def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
             path = given.resolve()
             with output_errors(path):
                 files = _stage(model, path, stack.enter_context(scratch_folder(path)))
+                sizes.append(sum(file.stat().st_size for file in files))
             staged.append((path, files))
-            sizes.append(sum(file.stat().st_size for file in files))
         moved: list[tuple[Path, Path | None]] = []
         for number, (path, files) in enumerate(staged):
             with output_errors(path):
@@ -114,13 +114,15 @@ def _move(files: Sequence[Path], path: Path, moved: list[tuple[Path, Path | None
         path.unlink(missing_ok=True)
     for file in files:
         place = path.parent / file.name
-        if keep and place.exists():
-            before = file.with_name(f"{file.name}.before")
-            replace_file(place, before)
-            moved.append((place, before))  # at once: if the next step fails, what was there goes back
-            replace_file(file, place)
-        else:
-            replace_file(file, place)
+        before = file.with_name(f"{file.name}.before")
+        try:
+            if keep:
+                replace_file(place, before)
+                moved.append((place, before))  # at once: if the next step fails, what was there goes back
+        except FileNotFoundError:
+            pass  # there is none, or another process that writes the same files has just moved it
+        replace_file(file, place)
+        if (place, before) not in moved:
             moved.append((place, None))
 
 

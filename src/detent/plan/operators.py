@@ -153,7 +153,7 @@ def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int 
     if node.op_type == "Gather" and weight is node.inputs[0]:
         # Entries are read one by one: each may have a scale, and those of rare words are far smaller than the largest.
         return node.attributes.get_int("axis", 0) if _rank(weight) > 1 else None
-    if len(node.inputs) < 2 or weight is not node.inputs[1]:
+    if len(node.inputs) < 2 or weight is not node.inputs[1] or _rank(weight) < 2:
         return None
     if node.op_type == "Conv":
         return 0
@@ -166,7 +166,7 @@ def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int 
         added = constant(bias)
         channels = None if weight.shape is None else weight.shape[axis]
         return axis if added is None or added.shape[-1:] == (channels,) else None
-    return _rank(weight) - 1 if node.op_type == "MatMul" and _rank(weight) > 1 else None
+    return _rank(weight) - 1 if node.op_type == "MatMul" else None
 
 
 def summed_axis(value: ir.Value) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.session import Runner
 from detent.graph.values import add_initializer, static_shape
 from detent.prepare.base import Pass
+
+LONG = 1 << 20  # elements of a vector that is surely no shape
 
 
 class InferShapes(Pass):
@@ -68,12 +71,14 @@ def infer(model: ir.Model) -> str | None:
 
 
 def _infer(model: ir.Model) -> str | None:
+    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
+    follow = not any(_is_long_vector(value) for value in chain(model.graph.inputs, computed))
     try:
         light = light_proto(model)
-        proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
-        if _contradicts_itself(light):
+        proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=follow)
+        if _contradicts_itself(light, follow=follow):
             _forget_shapes(light)
-            proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
+            proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=follow)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
     try:
@@ -89,10 +94,16 @@ def _infer(model: ir.Model) -> str | None:
     return None
 
 
-def _contradicts_itself(proto: onnx.ModelProto) -> bool:
+def _is_long_vector(value: ir.Value) -> bool:
+    """Return whether following the value's elements would take all memory: onnx lists each one at a Cast."""
+    shape = value.shape
+    return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > LONG
+
+
+def _contradicts_itself(proto: onnx.ModelProto, *, follow: bool) -> bool:
     """Return whether a declared shape is one that the value cannot have."""
     try:
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=follow)
     except onnx.shape_inference.InferenceError as error:
         return "existing shape differ" in str(error)
     except (ValueError, RuntimeError):

@@ -207,7 +207,10 @@ def _attention(write: _Writer, node: ir.Node) -> Parts | str:
     if any(input_at(node, index) is not None for index in range(4, 7)) or node.attributes.get_int("do_rotary", 0) != 0:
         return "it takes what was computed before, a bias of positions or rotated ones"
     heads = node.attributes.get_int("num_heads", 1)
-    sizes = list(node.attributes.get_ints("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)
+    sizes = list(node.attributes.get_ints("qkv_hidden_sizes") or [weight.shape[-1] // 3] * 3 if weight.ndim else ())
+    columns = (sum(sizes),)
+    if weight.ndim != 2 or len(sizes) != 3 or {weight.shape[1:], columns if bias is None else bias.shape} != {columns}:
+        return "its weights have other shapes than it declares"
     ends = np.cumsum(sizes)[:-1]
     if heads < 1 or any(size % heads for size in sizes):
         return f"its {sizes[0]} columns cannot be divided among {heads} heads"

@@ -140,7 +140,8 @@ def params_of(node: ir.Node) -> LinearParams | None:
     """Return the parameters of a linear quantizing node; None if the scale or the zero point is not constant.
 
     Raises:
-        ModelError: A FixNeuron with parameters that are computed, or a bit_width that has no type.
+        ModelError: Parameters of shapes that do not fit each other or the tensor, which onnxruntime refuses too; a
+            FixNeuron with parameters that are computed, or a bit_width that has no type.
     """
     scale, zero_point = constant(input_at(node, 1)), constant(input_at(node, 2))
     if is_fix_neuron(node):
@@ -150,7 +151,27 @@ def params_of(node: ir.Node) -> LinearParams | None:
     if zero_point is None:
         # Without a zero point the operator means zero, and the type of the codes says itself.
         zero_point = np.zeros(scale.shape, _default_type(node))
-    return LinearParams(scale, zero_point, node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0))
+    axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+    stored = tensor_of(node.inputs[0])
+    fits = stored is None or scale.size == 1 or _fits(scale.shape, tuple(stored.shape.numpy()), axis, block)
+    if scale.size != zero_point.size or not fits:
+        of_tensor = "" if stored is None else f" of a tensor of shape {list(stored.shape.numpy())}"
+        raise ModelError(
+            f"Node '{node.name}' ({node.op_type}) has a scale of shape {list(scale.shape)} and a zero point of shape "
+            f"{list(zero_point.shape)} for axis {axis}{of_tensor}, which do not fit. Export the model again."
+        )
+    return LinearParams(scale, zero_point, axis, block)
+
+
+def _fits(scale: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> bool:
+    """Return whether there is a scale for each index along the axis, or for each block of them."""
+    if not -len(shape) <= axis < len(shape):
+        return False
+    if block <= 0:
+        return scale == (shape[axis],)
+    blocks = list(shape)
+    blocks[axis] = -(-shape[axis] // block)
+    return scale == tuple(blocks)
 
 
 def _fix_neuron_params(node: ir.Node, scale: Array | None, zero_point: Array | None) -> LinearParams:

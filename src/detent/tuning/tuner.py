@@ -87,6 +87,9 @@ def contents_of(data: object) -> object:
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
+WRITES = 5  # attempts to write into a folder that another process removes
+
+
 @dataclass
 class Record:
     """The outcomes of steps by name, as plain values; empty, and never written, without a folder."""
@@ -114,14 +117,25 @@ class Record:
             self.best = name
         if self.folder is None:
             return
+        for attempt in range(WRITES):
+            try:
+                self._write(self.folder, best)
+                return
+            except OutputError as error:
+                # Another tuning of the same output has ended meanwhile, and removed the folder.
+                if not isinstance(error.__cause__, FileNotFoundError) or attempt + 1 == WRITES:
+                    raise
+                time.sleep(0.05)
+
+    def _write(self, folder: Path, best: onnx.ModelProto | None) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"Cannot make the folder {self.folder}: {error.strerror}.") from error
+            raise OutputError(f"Cannot make the folder {folder}: {error.strerror}.") from error
         if best is not None:
-            save(ir.from_proto(best), self.folder / BEST)
+            save(ir.from_proto(best), folder / BEST)
         plain = {"key": self.key, "rungs": self.steps, "best": self.best}
-        write_sealed(self.folder / STEPS, TUNING, json.dumps(plain).encode())
+        write_sealed(folder / STEPS, TUNING, json.dumps(plain).encode())
 
     def best_model(self) -> onnx.ModelProto:
         """Load the best model of an earlier run."""
