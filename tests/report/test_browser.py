@@ -69,6 +69,21 @@ def test_no_table_is_cut_off(browser, files, name, width):
     assert browser.run(f"{wide}.map(each => each.textContent.slice(0, 80))") == []
 
 
+def test_the_label_of_a_note_does_not_cover_its_text(browser, files):
+    covered = """
+        [...document.querySelectorAll('.notes li')].filter(note => {
+          const text = document.createRange(), badge = note.querySelector('.badge');
+          text.setStartAfter(badge);
+          text.setEndAfter(note.lastChild);
+          return text.getClientRects()[0].left < badge.getBoundingClientRect().right + 4;
+        }).map(note => note.textContent.slice(0, 40))
+    """
+    browser.open(files["quantize"])
+    browser.run("for (const each of document.querySelectorAll('.notes .badge')) each.textContent = 'Suggestion'")
+    assert browser.run("document.querySelectorAll('.notes .badge').length") > 0, "else there is nothing to test"
+    assert browser.run(covered) == []
+
+
 A4 = 718  # CSS pixels between the margins
 
 

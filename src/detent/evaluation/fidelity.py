@@ -33,7 +33,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator import EmulatedValues
-from detent.errors import ModelError
+from detent.errors import ModelError, listed
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
@@ -464,10 +464,15 @@ def _float_pairs(
         # Where the float model has infinities, the logarithm of a number near 0 may be another one.
         if not all_finite(after) and (all_finite(before) or np.isnan(before).any() < np.isnan(after).any()):
             suspects = [f"'{node.name}'" for node in model.graph if is_standard(node, *_TO_INFINITY)]
+            cause = (
+                f"what a node divides by, or takes the logarithm of, was rounded to 0 ({listed(suspects, 3)})"
+                if suspects
+                else "two infinities meet there, or a number too large for the format"
+            )
             raise ModelError(
-                f"Quantized, output '{name}' holds NaN or infinity on {origin}, and the float model's does not: what a "
-                f"node divides by, or takes the logarithm of, was rounded to 0 ({', '.join(suspects[:3])}). Leave it "
-                "float (--exclude NODE), or choose a recipe with finer activations, such as A16W8."
+                f"Quantized, output '{name}' holds {'NaN' if np.isnan(after).any() else 'infinity'} on {origin}, and "
+                f"the float model's does not: {cause}. Leave it float (--exclude NODE), or choose a recipe with finer "
+                "activations, such as A16W8."
             )
     return floats
 
