@@ -196,7 +196,7 @@ def device_of(recipe: Recipe) -> Device:
     return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 
 
-# Rewrites that no device asks for by itself: a recipe names them in `also`.
+# Rewrites that no device asks for by itself: a recipe names them in `also`. Two gates are also taken where they help.
 OPTIONAL: Mapping[str, type[rewrites.Substitution]] = {
     step.step(): step for step in (SiluToTwoGates, rewrites.ClipToRelu, rewrites.WholeClip)
 }

@@ -324,7 +324,8 @@ def measure_fidelity(
 
     def look(work: Work) -> _Looked:
         at, pending = work
-        # The original may be closed by now, and is not opened again for the reserve: rescaled, it answers the same.
+        # The original may be closed by now, and is not opened again for the reserve: rescaled, it answers the same, but
+        # for a moved Clip that cuts what equalization did not see.
         known = original(pending) if original is not None and at < len(samples) else {}
         if at >= DETAILED_SAMPLES and quantized is not None:
             return compare(pending, _expected(reference, pending, known, outputs), quantized(pending))

@@ -238,10 +238,8 @@ LEAST_SCORE = 0.001
 
 _BEYOND = 0.02  # how far rounding may carry a score out of 0..1
 _VARIANCES = (0.1, 0.2)  # of the offsets of SSD's boxes, which all of its kind took over
-_APART, _LARGEST_LOG = (
-    32.0,
-    3.0,
-)  # anchors of size 1 are so far apart that their boxes, up to 20 times as large, are too
+_LARGEST_LOG = 3.0  # of a box's size beside its anchor: 20 times as large
+_APART = 32.0  # distance of anchors of size 1, so that their boxes do not touch either
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Try one tuning step after another, each on top of the best before it, until one loses little enough.
 
 The first step is the recipe as it is, and no step takes its place that loses more. So the result is never worse, on the
-samples that judge, than what `quantize` makes of the recipe.
+samples that judge, than the recipe as it is.
 
 The same command continues after an interruption, from a folder `OUTPUT.tuning`. It holds `steps.detent`, with the
 outcome of every step that is done, and `best.onnx`, the best model so far. Both are complete or absent. They belong to
