@@ -175,3 +175,12 @@ def test_one_gate_stays_where_nothing_is_to_be_improved(options):
 def test_a_result_that_is_close_keeps_one_gate():
     report = detent.quantize(silu_layers(), None, IMAGES, "XINT8")
     assert report.judgement.level not in ("worse", "broken") and report.recipe.also == ()
+
+
+@pytest.mark.usefixtures("bad_with_one")
+def test_the_recipe_of_a_tuned_model_says_how_many_gates_it_has(tmp_path):
+    images = np.concatenate([each["x"] for each in IMAGES])
+    tuned = detent.tune(silu_layers(), tmp_path / "t.onnx", images, "XINT8", max_drop=1e6, hold_out=4)
+    assert tuned.recipe.without == (STEP,), "quantize would take two"
+    again = detent.quantize(silu_layers(), None, images, tmp_path / "t.toml")
+    assert again.recipe.also == ()

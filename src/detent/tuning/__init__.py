@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
+from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.evaluator import Evaluator
@@ -22,6 +24,7 @@ from detent.observe.store import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
+from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.results.searched import Tuning
 from detent.results.tensors import in_integers
@@ -115,6 +118,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     assert tuner.best is not None, "the first step is always finished"
     proto = tuner.best.model if tuner.best.model is not None else record.best_model()
     result = replace(_result(tuner, tuner.best, stopped), model=proto, output=None if output is None else str(output))
+    result = replace(result, recipe=_decided(result.recipe, proto))
     if output is not None:
         save(ir.from_proto(proto), output)
     if recipe_file is not None:
@@ -123,6 +127,14 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
         return replace(result, kept=str(record.folder))
     record.remove()
     return result
+
+
+def _decided(recipe: Recipe, model: onnx.ModelProto) -> Recipe:
+    """Return the recipe of `model`, with one gate for a SiLU where `quantize` would choose by itself."""
+    step = SiluToTwoGates.step()
+    chooses = not recipe.also and step not in recipe.without and recipe.refinement is not None
+    hard = chooses and any(node.op_type == "HardSigmoid" for node in model.graph.node)
+    return recipe.replace(without=(*recipe.without, step)) if hard else recipe
 
 
 def _key(job: Job, options: TuneOptions, metric: Metric | None) -> str:
