@@ -214,8 +214,9 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
 
     Args:
-        models: paths, ModelProtos or onnx_ir models; the first (normally float) is what the others are compared with.
-        data: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
+        models: paths, ModelProtos, onnx_ir models or PyTorch modules; the first (normally float) is what the others are
+            compared with.
+        data: a folder of images, .npy or .npz; a file; an array; `{input: array}`; a torch DataLoader.
         options: as listed below. Without a `metric`, the accuracy on labels is measured; without labels, how far the
             outputs are from those of the first model. Labels are found in the folder (class folders, labels.csv,
             labels.txt, a folder `labels` of YOLO's boxes, COCO's annotations.json, a folder `masks`) if none are given.
@@ -232,7 +233,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     if given["no_labels"] and given["labels"] not in ("find", None):
         raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
     return run_evaluation(
-        as_models(models, given["tail"]),
+        as_models(models, given["tail"], data),
         data,
         labels=None if given["no_labels"] else given["labels"],
         label_offset=given["label_offset"],
@@ -295,7 +296,7 @@ def compare(
     from detent.evaluation.candidate import as_models
 
     given = opt.settled(opt.CompareOptions, options)
-    both = as_models([before, after], given["tail"])
+    both = as_models([before, after], given["tail"], data)
     running = _running(given)
     folders = [model for model in both if isinstance(model, Path) and model.is_dir()]
     if folders:
@@ -331,7 +332,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     from detent.evaluation.candidate import as_models
 
     given = opt.settled(opt.InferOptions, options)
-    return save_outputs(as_models(model, given["tail"])[0], data, Path(output), **_running(given))
+    return save_outputs(as_models(model, given["tail"], data)[0], data, Path(output), **_running(given))
 
 
 def _running(given: Any) -> dict[str, Any]:

@@ -148,3 +148,25 @@ def test_what_is_wrong_with_a_module_or_its_inputs_is_named(torch):
         detent.from_torch(Strange(), torch.zeros(1))
     with pytest.raises(ModelError, match="meta"):
         detent.from_torch(torch.nn.Conv2d(3, 4, 3, device="meta"), torch.zeros(1, 3, 8, 8))
+
+
+def test_outputs_of_an_exported_program_have_the_keys_of_its_dict(torch, module, tmp_path):
+    program = torch.export.export(module.eval(), (torch.zeros(1, 3, 16, 16),))
+    module.train()
+    torch.export.save(program, tmp_path / "net.pt2")
+    assert [value.name for value in detent.from_torch(tmp_path / "net.pt2").graph.output] == ["logits"]
+
+
+def test_a_module_is_evaluated_on_its_loader(torch, module, tmp_path):
+    images = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(images, torch.arange(24) % 10), batch_size=5, shuffle=True, drop_last=True
+    )
+    found = detent.evaluate(module, loader)
+    assert found.data == "24 samples from a DataLoader, labels from the loader"
+    with torch.no_grad():
+        right = (module.eval()(images)["logits"].argmax(1) == torch.arange(24) % 10).float().mean()
+    module.train()
+    assert found.models[0].scores.accuracy() == pytest.approx(100 * float(right))
+    with pytest.raises(UsageError, match="from_torch"):
+        detent.evaluate(module, tmp_path)

@@ -15,10 +15,12 @@ from detent.convert.splitting import Pipeline, continues, tail_file
 from detent.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
+from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.save import complete_proto
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
 from detent.numerics.codec import DeviceRounding
+from detent.observe.loaders import first_sample
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
 from detent.observe.sources import input_specs
@@ -38,10 +40,15 @@ def same_model(one: AnyModel, other: AnyModel) -> bool:
     return Path(one) == Path(other)
 
 
-def as_models(given: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None = None) -> list[AnyModel]:
-    """Return one model, or several of them, as a list; those that `tail` continues, together with it."""
-    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model, Pipeline))
-    several = [given] if single else list(given)
+def as_models(
+    given: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None = None, data: Any = None
+) -> list[AnyModel]:
+    """Return one model, or several of them, as a list; those that `tail` continues, together with it.
+
+    A PyTorch module is exported with the shapes of the first sample of `data`.
+    """
+    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model, Pipeline)) or is_torch(given)
+    several = [_exported(each, data) if is_torch(each) else each for each in ([given] if single else given)]
     whole = [_whole(model, tail) for model in several]
     if tail is not None and not any(isinstance(model, ir.Model) and "name" in model.meta for model in whole):
         raise UsageError(
@@ -49,6 +56,17 @@ def as_models(given: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None 
             "where it begins."
         )
     return whole
+
+
+def _exported(model: Any, data: Any) -> onnx.ModelProto:
+    """Export a PyTorch module. A folder of images does not say what the module is called with."""
+    example = first_sample(data)
+    if example is None and not isinstance(model, str | os.PathLike) and hasattr(model, "forward"):
+        raise UsageError(
+            f"{type(model).__name__} does not say the shapes of its inputs. Give "
+            "detent.from_torch(module, torch.zeros(1, 3, 224, 224)) in its place."
+        )
+    return from_torch(model, example)
 
 
 def _whole(model: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None) -> AnyModel:

@@ -35,6 +35,7 @@ import numpy.typing as npt
 from detent.errors import DataError, UsageError
 from detent.execute.inference import Batch, named_batches
 from detent.observe.files import find_files
+from detent.observe.loaders import LoaderRows, is_loader
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
 from detent.tasks import labels as label_files
@@ -333,20 +334,26 @@ def open_dataset(
 ) -> Dataset:
     """Open data for models with these `inputs`.
 
-    `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file or
-    folder, a list in the order of the samples, {name: label}, or None to use none; `label_offset` is added to each.
+    `data` is a folder or file, an array, a dict {input: array} or a DataLoader. `labels` are those in the folder or the
+    loader (`FIND`), a file or folder, a list in the order of the samples, {name: label}, or None to use none;
+    `label_offset` is added to each.
     """
     path = Path(data) if isinstance(data, (str, os.PathLike)) else None
     if path is not None and labels is not None and label_files.is_pair_file(path):
         return _open_pairs(path, inputs, limit, batch)
+    if is_loader(data):
+        rows = LoaderRows(data, inputs)
+        read = open_source(rows, inputs, preprocess=preprocess, limit=limit, batch=batch)
+        assert isinstance(read, RowSource)
+        return _of_loader(read, rows, labels, label_offset)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
     # A figure of labelled data is of all of it, so what cannot be read is not passed over.
     opened = partial(open_source, preprocess=preprocess, limit=limit, batch=batch, strict=found is not None)
     source = None if data is None else opened(data, inputs)
     if not isinstance(source, RowSource):
         raise UsageError(
-            "Models are compared on the same samples, read once for each model: give a folder, a file, an array or a "
-            f"dict of arrays, not {type(data).__name__}."
+            "Models are compared on the same samples, read once for each model: give a folder, a file, an array, a "
+            f"dict of arrays or a DataLoader of a dataset with numbered items, not this {type(data).__name__}."
         )
     folder = None if path is None else data if data.is_dir() else data.parent
     if label_offset and not isinstance(found, Labels):
@@ -359,6 +366,30 @@ def open_dataset(
         return Dataset(source, folder, None, found.described, None, 0, found.assign(names, source.rows.place))
     assigned = found.assign(names, source.rows.place) + label_offset
     return Dataset(source, folder, assigned, found.described, found.assumed_classes, label_offset)
+
+
+def _of_loader(source: RowSource, rows: LoaderRows, labels: LabelsLike, label_offset: int) -> Dataset:
+    """Return the samples of a DataLoader. Its own labels are used if the samples that are used have them."""
+    if not (isinstance(labels, str) and labels == FIND):
+        found, _ = _labels(labels, None, rows, [spec.name for spec in rows.inputs])
+        if found is None:
+            return Dataset(source, None, None, None, None)
+        if not isinstance(found, Labels):
+            raise UsageError(f"{found.described} name files, and the samples {rows.place} have none. Give classes.")
+        origins = [rows.origin(row) for row in range(len(rows))]
+        return Dataset(
+            source, None, found.assign(origins, rows.place) + label_offset, found.described, None, label_offset
+        )
+    used = list(source.selection.rows)
+    if rows.label(used[0]) is None:
+        return Dataset(source, None, None, None, None)
+    assigned = np.zeros(len(rows), np.int64)  # samples that are not used are not read
+    for row in used:
+        label = rows.label(row)
+        if label is None:
+            raise DataError(f"{rows.origin(row)} {rows.place} has no label, but {rows.origin(used[0])} has one.")
+        assigned[row] = label + label_offset
+    return Dataset(source, None, assigned, "the loader", None, label_offset)
 
 
 def _open_pairs(path: Path, inputs: Sequence[InputSpec], limit: int | None, batch: int | None) -> Dataset:

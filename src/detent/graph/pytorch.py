@@ -58,7 +58,7 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
     if isinstance(model, str | PathLike):
         model = _opened(torch, Path(model))
     if isinstance(model, torch.export.ExportedProgram):
-        return _named(_exported(torch, model, (), {}, name), name)
+        return _named(_exported(torch, model, (), {}, name, _keys_of(model)), name)
     if _is_ultralytics(model):
         return _exported_by_ultralytics(model, example_inputs, shapes)
     positional, named = _arguments(torch, example_inputs, shapes, name)
@@ -94,6 +94,13 @@ def _called(torch: Any, module: Any, positional: Any, named: Any, name: str) -> 
     if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
         return None
     return [str(key) for key in found]
+
+
+def _keys_of(program: Any) -> list[str] | None:
+    """Return the keys, if an exported program returns a dict of tensors."""
+    returned = program.call_spec.out_spec
+    flat = returned.type is dict and returned.num_children == returned.num_leaves
+    return [str(key) for key in returned.context] if flat else None
 
 
 def _torch() -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import files, samples
+from detent.observe.loaders import LoaderRows
 from detent.observe.preprocess import Answer, DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
@@ -224,6 +225,8 @@ def open_source(
             rows = files.image_rows(found, inputs, recipe)
         else:
             rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
+    elif isinstance(data, LoaderRows):
+        rows = data
     elif isinstance(data, Mapping) or samples.is_array_like(data):
         rows = files.array_rows(data, inputs)
     else:

@@ -160,7 +160,7 @@ class StreamSource(Source):
             try:
                 if items is None:
                     items = self.start()
-                arrays = _own(next(items), self.inputs, origin, self._ignored)
+                arrays = arrays_of(next(items), self.inputs, origin, self._ignored)
             except StopIteration:
                 return
             except DetentError:
@@ -180,7 +180,7 @@ class StreamSource(Source):
         return DataError(f"The {self.noun} has no items: there is nothing to calibrate with.")
 
 
-def _own(item: Any, inputs: Sequence[InputSpec], origin: str, ignored: dict[str, None]) -> dict[str, Array]:
+def arrays_of(item: Any, inputs: Sequence[InputSpec], origin: str, ignored: dict[str, None]) -> dict[str, Array]:
     """Return the arrays of one item by input name, copied. `ignored` takes what else the item holds."""
     if isinstance(item, Mapping):
         ignored |= dict.fromkeys(check_names(item, inputs, origin))

@@ -20,6 +20,7 @@ from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
 from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
+from detent.observe.loaders import first_sample
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
 from detent.option_values import constants_of, fixing_of, image_options, names_of, providers_of
@@ -31,8 +32,6 @@ from detent.recipe.file import change, find_recipe, with_settings
 from detent.recipe.recipe import DEFAULT
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
-
-LABELS = ("labels", "label", "label_ids")  # what datasets call the answers
 
 # The field of a recipe that an option changes, if the two have different names.
 FIELD_OF_OPTION = {"refine": "refinement", "device": "target"}
@@ -173,7 +172,7 @@ def make_job(
     if is_torch(model):
         example = given["example_inputs"]
         model = from_torch(
-            model, _first_sample(calibration) if example is None else example, fixing_of(given["fix_shape"])[0]
+            model, first_sample(calibration) if example is None else example, fixing_of(given["fix_shape"])[0]
         )
     named, why = (recipe, "") if recipe is not None else _recipe_for(given["device"], model)
     chosen = change_recipe(named, given)
@@ -201,23 +200,6 @@ def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto
         return name, f"Recipe {name}: {why}. Another with --recipe."
     name, why = recipe_for_any(proto)
     return name, why and f"Recipe {name}: {why}. Another with --recipe."
-
-
-def _first_sample(calibration: Any) -> Any:
-    """Return the first sample of arrays or a DataLoader, which says what a PyTorch module is called with; or None."""
-    if hasattr(calibration, "shape"):
-        return calibration[:1]
-    if isinstance(calibration, Mapping):
-        return {name: value[:1] for name, value in calibration.items()}
-    if isinstance(calibration, list | tuple) and calibration:
-        first = calibration[0]
-        return first if isinstance(first, Mapping) or hasattr(first, "shape") else None
-    if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
-        batch = next(iter(calibration))
-        if isinstance(batch, Mapping):
-            return {name: value[:1] for name, value in batch.items() if name not in LABELS}
-        return (batch[0] if isinstance(batch, list | tuple) else batch)[:1]
-    return None
 
 
 def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, Any]) -> Recipe:
