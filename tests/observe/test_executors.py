@@ -156,7 +156,7 @@ def test_what_is_no_executor(model, open_data, executor):
 
 
 def test_a_process_that_may_not_start_others_is_told_so(model, open_data, monkeypatch):
-    """A worker of a multiprocessing.Pool: the pool inside it would wait for ever."""
+    """A worker of a multiprocessing.Pool, in which Python itself fails with an assertion."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(UsageError, match="--workers"):
         sweep_on(LocalProcesses(2), model, SITES, open_data("npy"))
