@@ -9,7 +9,7 @@ What goes wrong is of four kinds:
     call      the n-th call of the file system, of numpy's allocation or of onnxruntime fails, for every n
     kill      SIGKILL, SIGTERM or SIGINT at a random moment; or files may not grow past a random size
     company   the same command runs beside it, and may be killed; names change slowly; the clock jumps; nobody reads
-              what is printed any more
+              what is printed any more; a process that it started, if any, is killed
     disk      the output's file system is full, before its end or just behind it; Linux, and only for root
 
 A command runs in a process of its own, forked when all is imported and compiled, on the smallest model that has every
@@ -37,6 +37,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def commands() -> dict[str, list[str]]:
     return {
         "quantize": ["quantize", MODEL, "out/m.onnx", *calib, "--report", "out/r.json", "--html", "out/p.html"],
         "statistics": ["quantize", MODEL, "out/m.onnx", *calib, "--save-stats", "out/s.stats", "--refine", "none"],
+        "workers": ["quantize", MODEL, "out/m.onnx", *calib, "--workers", "2", "--refine", "none"],
         "refine": ["quantize", MODEL, "out/m.onnx", *calib, "--recipe", "A8W8", "--refine", "GPTQ"],
         "bfloat16": ["quantize", MODEL, "out/m.onnx", *calib, "--recipe", "BF16"],
         "tune": [*tune, "--max-drop", "50"],
@@ -389,12 +391,19 @@ def company(trial: Trial, count: int, rng: random.Random) -> Found:
     """Run the command twice at once, with slow names, a jumping clock, or an output that nobody reads."""
     for number in range(count):
         before = trial.empty(old=number % 2 == 0)
-        kind = rng.choice(("two at once", "one of two killed", "slow names", "clock", "no reader"))
+        started = ("worker killed", "worker killed") if "--workers" in trial.arguments else ()
+        kind = rng.choice(("two at once", "one of two killed", "slow names", "clock", "no reader", *started))
         seed = rng.randrange(1 << 30)
         if kind in ("clock", "no reader"):
             change: Callable[[], object] = _close_output if kind == "no reader" else lambda seed=seed: _jump(seed)  # type: ignore[misc]
             code = wait(fork(trial.arguments, trial.log, change))
             if kind == "clock" and code != 0:
+                yield kind, f"exit code {code}: {trial.log.read_text()[-600:]}"
+        elif kind == "worker killed":
+            process = fork(trial.arguments, trial.log)
+            _kill_worker(process, rng.uniform(0, trial.seconds))
+            code = wait(process)
+            if code != 0:
                 yield kind, f"exit code {code}: {trial.log.read_text()[-600:]}"
         else:
             code = None
@@ -453,6 +462,17 @@ def _two(trial: Trial, kind: str, rng: random.Random, seed: int) -> Iterator[str
     left = [name for name in found if Path(name).parts[0] not in trial.tops and kind != "one of two killed"]
     if torn or left:
         yield f"exit codes {codes}, torn or missing: {torn}, left behind: {left}"
+
+
+def _kill_worker(process: int, delay: float) -> None:
+    """Kill the newest process that a command started, after a while; none if there is none then. Linux only."""
+    time.sleep(delay)
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        if children:
+            os.kill(int(children[-1]), signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return
 
 
 def _limit_files(most: int) -> None:
@@ -537,8 +557,10 @@ def main() -> None:
             for kind in given.kinds
             for part in range(2 * given.jobs)
         ]
-        with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-            for name, kind, done, seconds, problems in pool.imap_unordered(work, tasks):
+        # Not a multiprocessing.Pool: its processes may not start others, and --workers does.
+        with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
+            for ended in as_completed([pool.submit(work, task) for task in tasks]):
+                name, kind, done, seconds, problems = ended.result()
                 total += done
                 failures += len(problems)
                 print(f"{name}, {kind}: {done} faults in {seconds:.0f} s", *problems, sep="\n    ", flush=True)

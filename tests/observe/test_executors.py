@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -152,6 +153,13 @@ def test_a_reader_without_samples(model, threads):
 def test_what_is_no_executor(model, open_data, executor):
     with pytest.raises(UsageError, match=f"found {type(executor).__name__}"):
         sweep_on(executor, model, SITES, open_data("npy"))
+
+
+def test_a_process_that_may_not_start_others_is_told_so(model, open_data, monkeypatch):
+    """A worker of a multiprocessing.Pool, in which Python itself fails with an assertion."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(UsageError, match="--workers"):
+        sweep_on(LocalProcesses(2), model, SITES, open_data("npy"))
 
 
 def test_an_executor_that_was_shut_down(model, open_data):

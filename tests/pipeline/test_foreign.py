@@ -113,6 +113,45 @@ def test_what_draws_random_numbers_is_quantized_and_said():
     assert opened(report)
 
 
+def test_a_batchnorm_in_training_mode_that_gives_its_statistics_out_stays_float_and_is_said():
+    norm = helper.make_node(
+        "BatchNormalization", ["c", "s", "b", "m", "v"], ["y", "rm", "rv"], name="norm", training_mode=1
+    )
+    half = np.full(4, 0.5, np.float32)
+    statistics = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "mv"]
+    model = model_of([conv(), norm], {**WEIGHT, "s": half, "b": half}, outputs=("y", "rm", "rv"))
+    model.graph.input.extend(statistics)
+    data = [{"x": image, "m": half, "v": half} for image in IMAGES]
+    report = detent.quantize(model, None, data)
+    assert {each.node: each.quantized for each in report.nodes} == {"make_c": True, "norm": False}
+    assert any("'norm'" in warning for warning in report.warnings)
+    assert opened(report)
+    del model.graph.output[1:]  # now onnxruntime would overwrite what it is given
+    with pytest.raises(detent.ModelError, match="'norm'"):
+        detent.quantize(model, None, data)
+
+
+@pytest.mark.parametrize("recipe", ["XINT8", "BF16"])
+def test_an_attention_that_gives_its_masked_scores_out_gives_them_out_as_float(recipe):
+    names = ["q", "k", "v"]
+    attention = helper.make_node(
+        "Attention", names, ["y", "", "", "scores"], name="attention", is_causal=1, qk_matmul_output_mode=2
+    )
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 4, 8]) for name in names]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 4, 8]),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 2, 4, 4]),
+    ]
+    graph = helper.make_graph([attention], "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    feeds = {name: np.random.default_rng(each).random((1, 2, 4, 8), np.float32) for each, name in enumerate(names)}
+    report = detent.quantize(model, None, [feeds], recipe)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(["scores"], feeds)[0]
+    found = opened(report).run(["scores"], feeds)[0]
+    assert (found[expected < -1e38] < -1e38).all() and np.isfinite(found).all()
+    np.testing.assert_allclose(found[expected > -1e38], expected[expected > -1e38], atol=0.1)
+
+
 def test_sequences_inside_a_bfloat16_model_and_as_an_output():
     at = {"i": np.array(0, np.int64)}
     nodes = [

@@ -214,6 +214,11 @@ class LocalProcesses(Workers):
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
     """Open a pool whose workers end with the block, or with this process, whatever they are doing."""
+    if multiprocessing.current_process().daemon:  # Python refuses to start others there, by an assertion
+        raise UsageError(
+            "--workers starts processes, which a worker of a multiprocessing.Pool may not do. Leave it out, or use "
+            "concurrent.futures.ProcessPoolExecutor in place of the Pool."
+        )
     context = multiprocessing.get_context("spawn")
     alive, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_begin_worker, initargs=(alive,))

@@ -34,7 +34,7 @@ from detent.execute.quantized_walk import Program
 from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read
 from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
-from detent.graph.values import constant
+from detent.graph.values import constant, is_constant, is_standard, is_unused
 from detent.observe.files import cannot_be_random
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
@@ -183,16 +183,39 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     warnings = (*unfixed, *warnings)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
-    drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
-    if drawing is not None:
-        warnings = (
-            *warnings,
-            f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
-        )
+    warnings = (*warnings, *_unsteady(model))
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(
         *(job, target, original, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
     )
+
+
+def _unsteady(model: ir.Model) -> Iterator[str]:
+    """Yield what to tell of nodes whose answer does not depend on the sample alone; the first of each kind."""
+    nodes = list(model.graph.all_nodes())
+    drawing = next((node for node in nodes if node.op_type in RANDOM_OPERATORS), None)
+    if drawing is not None:
+        yield f"Node '{drawing.name}' draws random numbers: no two runs are equal."
+    training = next(filter(_is_training, nodes), None)
+    if training is not None:
+        yield (
+            f"BatchNormalization '{training.name}' is in training mode and answers by the samples that come together. "
+            "For inference, export the model again (model.eval())."
+        )
+
+
+def _is_training(node: ir.Node) -> bool:
+    return is_standard(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0) == 1
+
+
+def _gives_statistics_out(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization in training mode answers in onnxruntime as it should.
+
+    Where nothing reads the running statistics that it computes, onnxruntime writes them over those that it is given:
+    over the caller's arrays, and over a constant that, being equal, other nodes read as well.
+    """
+    given_out = [value for value in node.outputs[1:3] if not is_unused(value)]
+    return len(given_out) == 2 and not any(map(is_constant, node.inputs[3:5]))
 
 
 def fixes_batch(job: Job, target: Device) -> bool:
@@ -284,9 +307,7 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
                 "model; `detent inspect` shows what is in this one, and if there is no other, `detent convert MODEL "
                 "FLOAT --to float` takes the rounding of activations out of it."
             )
-        if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
-            # onnxruntime answers wrongly with its optimizations: of equal constants it keeps one, and overwrites that
-            # with the running mean. So neither the float model nor a quantized one can be relied on.
+        if _is_training(node) and not _gives_statistics_out(node):
             raise ModelError(
                 f"{name_of(job.model)} was exported for training: BatchNormalization '{node.name}' is in training mode "
                 "and answers by the samples that come together. Export the model for inference (model.eval())."

@@ -21,6 +21,8 @@ A node masks scores where its result reaches a Softmax through nothing but resha
 
 A bias of positions, which is a constant of ordinary numbers, masks nothing.
 
+An Attention that gives its masked scores out gives them out as float.
+
 Where every score of a row is -inf, Softmax gives NaN, and exporters put Where(IsNaN(y), 0, y) behind it. Then it is the
 result of that which is quantized, and not y.
 
@@ -266,9 +268,20 @@ def find_masks(graph: ir.Graph) -> Masks:
             # What is asked whether it is NaN may be that.
             asked = (value for value in node.outputs if any(is_standard(use.node, "IsNaN") for use in value.uses()))
             masked.update(str(value.name) for value in asked)
+        elif is_standard(node, "Attention"):
+            masked.update(_scores_given_out(node))
         elif is_standard(node, *_CARRYING, "ConstantOfShape") or _is_only_compared(node):
             infinite.update(_infinite(node, infinite, reasons))
     return Masks(reasons, frozenset(masked | infinite))
+
+
+_MASKED_SCORES = (1, 2)  # values of qk_matmul_output_mode: before the mask is 0, and behind Softmax 3
+
+
+def _scores_given_out(node: ir.Node) -> list[str]:
+    """Return the fourth output of an Attention if it is scores with the lowest float for those that are masked."""
+    scores = node.outputs[3:] if node.attributes.get_int("qk_matmul_output_mode", 0) in _MASKED_SCORES else ()
+    return [str(value.name) for value in scores]
 
 
 def _is_only_compared(node: ir.Node) -> bool:
