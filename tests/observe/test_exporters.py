@@ -237,3 +237,60 @@ def test_a_file_of_your_own_comes_before_the_exporters_words_which_still_name_cl
 )
 def test_a_file_with_the_models_name_and_another_purpose_is_passed_over(tmp_path, settings):
     assert "Guessed mean and std" in recipe_of(saved(model_of({}), tmp_path, "net", **settings))[1]
+
+
+FIRST_NODES = [
+    ([("Sub", 127.5), ("Mul", 1 / 128)], "0..255", ((0.0,), (1.0,))),
+    ([("Div", 255.0)], "0..255", ((0.0,), (1.0,))),
+    ([("Div", 255.0), ("Sub", [0.485, 0.456, 0.406]), ("Div", [0.229, 0.224, 0.225])], "0..255", ((0.0,), (1.0,))),
+    ([("Sub", [0.485, 0.456, 0.406]), ("Div", [0.229, 0.224, 0.225])], "0..1", ((0.0,), (255.0,))),
+    ([("Mul", 2.0), ("Sub", 1.0)], "0..1", ((0.0,), (255.0,))),
+    ([("Mul", 255.0)], "0..1", ((0.0,), (255.0,))),
+    ([("Mul", 2.0)], None, None),
+    ([("Add", 0.1)], None, None),
+    ([("Mul", -1.0), ("Add", 127.5)], None, None),
+    ([("Div", 0.0)], None, None),
+]
+
+
+def normalising(steps, *, fork=False):
+    """A model whose first nodes compute these steps with constants; with `fork`, another node reads the input too."""
+    nodes, weights, value = [], [], "x"
+    for at, (kind, number) in enumerate(steps):
+        array = np.asarray(number, np.float32).reshape(1, -1, 1, 1)
+        weights.append(onnx.numpy_helper.from_array(array, f"c{at}"))
+        nodes.append(helper.make_node(kind, [value, f"c{at}"], [f"v{at}"]))
+        value = f"v{at}"
+    nodes.append(helper.make_node("Add", [value, "x"], ["y"]) if fork else helper.make_node("Relu", [value], ["y"]))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    return helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)]
+    )
+
+
+@pytest.mark.parametrize(("steps", "taken", "statistics"), FIRST_NODES)
+def test_first_nodes_that_normalise_say_which_pixels_they_take(steps, taken, statistics):
+    declared = declared_images(load(normalising(steps)))
+    if taken is None:
+        assert declared is None
+        return
+    recipe, note = recipe_of(normalising(steps))
+    assert (recipe.mean, recipe.std) == statistics
+    assert f"its first nodes normalise {taken}" in note
+    assert "Guessed" not in note
+
+
+def test_first_nodes_that_others_go_around_say_nothing():
+    assert declared_images(load(normalising([("Sub", 127.5), ("Mul", 1 / 128)], fork=True))) is None
+
+
+def test_metadata_comes_before_first_nodes():
+    model = normalising([("Sub", 127.5), ("Mul", 1 / 128)])
+    helper.set_model_props(model, {"Image.NominalPixelRange": "Normalized_0_1"})
+    assert declared_images(load(model)).settings["std"] == (255.0,)
+
+
+def test_flags_come_before_first_nodes():
+    recipe, _ = recipe_of(normalising([("Div", 255.0)]), mean=1.0, std=2.0)
+    assert (recipe.mean, recipe.std) == ((1.0,), (2.0,))

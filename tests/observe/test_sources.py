@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
@@ -92,6 +92,35 @@ def test_detectors_on_grids_take_whole_images(result, fit, order, std):
     )
     assert guess_preprocess(found, PreprocessOptions(resize=80))[0].fit == "crop"
     assert guess_preprocess(found, PreprocessOptions(order="RGB", fit="crop", mean=0, std=7))[0].order == "RGB"
+
+
+def rows_of_scores(*, first):
+    """A detector on three grids that joins scores and distances of each, the scores first or last."""
+    nodes, rows = [], []
+    for stride in (8, 16, 32):
+        pool = helper.make_node("AveragePool", ["x"], [f"p{stride}"], kernel_shape=[stride] * 2, strides=[stride] * 2)
+        shares = helper.make_node("Sigmoid", [f"p{stride}"], [f"s{stride}"])
+        order = [f"s{stride}", f"p{stride}"] if first else [f"p{stride}", f"s{stride}"]
+        joined = helper.make_node("Concat", order, [f"j{stride}"], axis=1)
+        flat = helper.make_node("Reshape", [f"j{stride}", "shape"], [f"f{stride}"])
+        nodes += [pool, shares, joined, flat]
+        rows.append(f"f{stride}")
+    nodes += [
+        helper.make_node("Concat", rows, ["c"], axis=2),
+        helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 1]),
+    ]
+    shape = numpy_helper.from_array(np.array([1, 6, -1]), "shape")
+    graph = helper.make_graph(nodes, "g", [info("x", [1, 3, 64, 64])], [info("y", [1, 84, 6])], [shape])
+    return ir.serde.deserialize_model(helper.make_model(graph))
+
+
+def test_a_detector_whose_rows_start_with_scores_is_read_as_nanodet():
+    (found,) = input_specs(rows_of_scores(first=True))
+    recipe, told = guess_preprocess(found)
+    assert (recipe.fit, recipe.order, recipe.mean) == ("stretch", "BGR", (103.53, 116.28, 123.675))
+    assert "ImageNet's, as NanoDet has it" in told
+    assert guess_preprocess(found, PreprocessOptions(order="RGB"))[0].mean == (123.675, 116.28, 103.53)
+    assert guess_preprocess(input_specs(rows_of_scores(first=False))[0])[0].fit == "letterbox"
 
 
 def test_a_folder_of_images(ten):

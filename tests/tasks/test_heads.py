@@ -206,6 +206,22 @@ def test_distributions_of_distances_in_each_grid():
     assert only(head, outputs) == (0.5, 2)
 
 
+@pytest.mark.parametrize(("grids_of", "cell", "sides"), [(3, 7, (14, 4, 6, 36)), (4, 13, (6, 12, 14, 28))])
+def test_distances_behind_scores_in_one_output(grids_of, cell, sides):
+    """NanoDet: column 1, row 1 of stride 16 has its center at 24, 24; NanoDet-Plus: of row 2 the corner is 16, 32."""
+    cells = CELLS + (2 if grids_of == 4 else 0)
+    random = np.random.default_rng(0)
+    output = np.concatenate([np.zeros((1, cells, 5)), random.normal(0, 3, (1, cells, 32))], axis=2).astype(np.float32)
+    output[0, 96 + cell, 3] = 0.75
+    bins = output[0, 96 + cell, 5:].reshape(4, 8)
+    bins[:] = -30.0
+    for side, distance in enumerate(np.array(sides) / 16):
+        low = int(distance)
+        bins[side, low], bins[side, low + 1] = np.log(low + 1 - distance + 1e-12), np.log(distance - low + 1e-12)
+    head = recognise_head(shapes(y=output), IMAGE)
+    assert only(head, {"y": output}) == (0.75, 3)
+
+
 def test_offsets_of_anchors_are_no_distances():
     outputs = grids((3, 4), fill=-0.5)
     with pytest.raises(ValueError, match="distances"):

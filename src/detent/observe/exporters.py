@@ -8,9 +8,11 @@
 | Hugging Face | preprocessor_config.json beside the model           | size, crop, mean, std, filter             |
 | timm         | config.json beside the model, with `pretrained_cfg` | size, crop, mean, std, filter             |
 | you          | model.json beside model.onnx                        | whatever --preprocess takes               |
+| the graph    | first nodes that normalise the input                | the range of pixels that it takes         |
 
-torchvision says nothing. Your own file comes first. The files are untrusted, and nobody named them on the command line:
-what cannot be understood in them is passed over, and the guess that then takes its place is called a guess.
+torchvision says nothing. Your own file comes first, the graph last. The files are untrusted, and nobody named them on
+the command line: what cannot be understood in them is passed over, and the guess that then takes its place is called a
+guess.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.load import FILE
+from detent.graph.values import constant, input_at, is_standard, made_by, rank
 from detent.observe.images import GREY
 from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages, checked_settings
 from detent.settings import parse_json, read_text
@@ -39,6 +44,12 @@ _PIXEL_RANGES = {
 }
 _UNIT: dict[str, Any] = {"mean": (0.0,), "std": (255.0,)}
 
+# What first nodes may take away and divide by, if pixels reach them as 0..255 or as 0..1. A mean lies well inside.
+_RAW_MEANS, _RAW_SPANS = (64.0, 192.0), (200.0, 260.0)
+_UNIT_MEANS, _UNIT_SPANS = (0.25, 0.75), (1 / 260, 1 / 200)
+_COLOURS = 3
+_PASSING = ("Cast", "Identity", "Transpose", "QuantizeLinear", "DequantizeLinear")
+
 
 def declared_images(model: ir.Model) -> DeclaredImages | None:
     """Return what the exporter recorded about the model's images; None if nothing."""
@@ -49,14 +60,67 @@ def declared_images(model: ir.Model) -> DeclaredImages | None:
     if own is not None:
         return own if found is None else replace(found, settings=own.settings, source=own.source)
     if found is not None or not isinstance(path, Path):
-        return found
+        return found or _own_normalisation(model.graph)
     folder = path.parent
     # Repositories of Hugging Face keep the models in a folder of their own.
     for each in [folder, *([folder.parent] if folder.name == "onnx" else [])]:
         found = _hugging_face(each / "preprocessor_config.json") or _timm(each / "config.json")
         if found is not None:
             return found
+    return _own_normalisation(model.graph)
+
+
+def _own_normalisation(graph: ir.Graph) -> DeclaredImages | None:
+    """Return the pixels that a graph takes whose first nodes normalise them; None if they do not, or oddly."""
+    for value in graph.inputs:
+        found = _first_scaling(value) if rank(value) == 4 else None
+        if found is None:
+            continue
+        mean, span = (float(each.mean()) for each in found)
+        source = "the model itself: its first nodes normalise "
+        if _is_within(mean, _RAW_MEANS) or (mean == 0.0 and _is_within(span, _RAW_SPANS)):
+            return DeclaredImages({"mean": (0.0,), "std": (1.0,)}, f"{source}0..255")
+        if _is_within(mean, _UNIT_MEANS) or (mean == 0.0 and _is_within(span, _UNIT_SPANS)):
+            return DeclaredImages(dict(_UNIT), f"{source}0..1")
     return None
+
+
+def _first_scaling(value: ir.Value) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    """Return what first nodes take away from an input, and what they then divide it by; None if they do neither."""
+    factor, offset, scaled = np.ones(1), np.zeros(1), False  # factor * input + offset
+    while len(uses := value.uses()) == 1 and not value.is_graph_output():
+        node, at = next(iter(uses))
+        if not (at == 0 and is_standard(node, *_PASSING)):
+            number = _numbers_of(input_at(node, 1 - at)) if len(node.inputs) == 2 else None
+            if number is None or not (is_standard(node, "Add", "Mul") or (at == 0 and is_standard(node, "Sub", "Div"))):
+                break
+            scaled = True
+            if node.op_type in ("Add", "Sub"):
+                offset = offset + number if node.op_type == "Add" else offset - number
+            else:
+                with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite is refused below
+                    by = number if node.op_type == "Mul" else 1.0 / number
+                    factor, offset = factor * by, offset * by
+        value = node.outputs[0]
+    sound = scaled and bool((factor > 0.0).all()) and bool(np.isfinite(factor).all() and np.isfinite(offset).all())
+    return (0.0 - offset / factor, 1.0 / factor) if sound else None
+
+
+def _numbers_of(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
+    """Return a constant of one number, or of one for each colour, be it quantized."""
+    node = made_by(value, "DequantizeLinear")
+    parts = [constant(each) for each in ([value] if node is None else node.inputs)]
+    arrays = [np.asarray(part, np.float64).reshape(-1) for part in parts if part is not None]
+    if len(arrays) != len(parts) or any(array.size not in (1, _COLOURS) for array in arrays):
+        return None
+    if node is None:
+        return arrays[0]
+    codes, scale, *zero = arrays
+    return np.asarray((codes - (zero[0] if zero else 0.0)) * scale, np.float64)
+
+
+def _is_within(number: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= number <= bounds[1]
 
 
 def _ultralytics(metadata: Mapping[str, str], model: ir.Model) -> DeclaredImages | None:

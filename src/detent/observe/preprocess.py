@@ -58,7 +58,7 @@ class DeclaredImages:
 
 
 # What a model answers with, by the shapes of its outputs: an image, or boxes on grids in one of YOLO's two traditions.
-Answer = Literal["", "image", "yolo", "yolox"]
+Answer = Literal["", "image", "yolo", "yolox", "nanodet"]
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _sentence(
         return done
     names = {UNIT: "the usual 0..1", SIGNED: "TensorFlow's usual -1..1", RAW: "the usual 0..255"}
     whose = names.get((usual["mean"], usual["std"]), "ImageNet's")
-    whose += ", as YOLO has it" if spec.answer in ("yolo", "yolox") else ""
+    whose += f", as {_DETECTORS[spec.answer]} has it" if spec.answer in _DETECTORS else ""
     listed = " and ".join(filter(None, (", ".join(guessed[:-1]), guessed[-1])))
     return f"Guessed {listed} ({whose}). To change them, give {_FLAGS}. {done}"
 
@@ -361,6 +361,7 @@ SIGNED: Statistics = ((127.5,), (127.5,))
 
 
 RAW: Statistics = ((0.0,), (1.0,))
+_DETECTORS = {"yolo": "YOLO", "yolox": "YOLO", "nanodet": "NanoDet"}  # what a detector on grids is guessed to be
 
 
 def _usual(
@@ -368,14 +369,17 @@ def _usual(
 ) -> dict[str, Any]:
     """Return what most models of such an input were trained with.
 
-    YOLO sees the whole image, on grey: as 0..1, and YOLOX as 0..255 with blue first.
+    YOLO sees the whole image, on grey: as 0..1, and YOLOX as 0..255 with blue first. NanoDet sees it distorted, blue
+    first too, with ImageNet's statistics.
     """
+    if spec.answer in ("yolox", "nanodet") and order == "RGB" and "order" not in given:
+        order = "BGR"
     mean, std = _usual_statistics(spec, dtype, order, layout)
     usual: dict[str, Any] = {"mean": mean, "std": std}
-    if spec.answer in ("yolo", "yolox") and given.get("resize") is None:
-        usual["fit"] = "letterbox"
-    if spec.answer == "yolox" and order == "RGB":
-        usual["order"] = "BGR"
+    if spec.answer in _DETECTORS and given.get("resize") is None:
+        usual["fit"] = "stretch" if spec.answer == "nanodet" else "letterbox"
+    if spec.answer in ("yolox", "nanodet") and order == "BGR":
+        usual["order"] = order
     return usual
 
 

@@ -35,6 +35,7 @@ Sides = tuple[int | None, ...]  # height and width
 
 STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
 FEWEST_GRIDS = 3  # of a detector
+_MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear")
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
@@ -42,8 +43,7 @@ def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
 
     declared = declared_images(model)
-    answers = [_sizes(value) for value in model.graph.outputs]
-    return tuple(_spec(value, declared, answers) for value in model.graph.inputs)
+    return tuple(_spec(value, declared, model.graph.outputs) for value in model.graph.inputs)
 
 
 def cells_of(image: tuple[int, int]) -> dict[int, int]:
@@ -92,7 +92,26 @@ def _answer(sides: Sides | None, answers: Sequence[Shape]) -> Answer:
     return ""
 
 
-def _spec(value: ir.Value, declared: DeclaredImages | None, answers: Sequence[Shape]) -> InputSpec:
+def _has_scores_first(output: ir.Value) -> bool:
+    """Tell whether rows are scores of classes and then numbers of no bounds: NanoDet's. Boxes come first in YOLO's."""
+    node = output.producer()
+    while node is not None and node.inputs and node.op_type in ("Concat", *_MOVING):
+        first, last = (_kind(node.inputs[at]) for at in (0, -1))
+        if node.op_type == "Concat" and first == "Sigmoid" != last:
+            return True
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return False
+
+
+def _kind(value: ir.Value | None) -> str:
+    """Return the operator that computes a value, before what only moves it; "" for none."""
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in _MOVING:
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return "" if node is None else node.op_type
+
+
+def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir.Value]) -> InputSpec:
     # Read without onnx: an element type of 0 is that of a type that says nothing.
     if not value.dtype or value.shape is None:
         raise ModelError(
@@ -100,7 +119,10 @@ def _spec(value: ir.Value, declared: DeclaredImages | None, answers: Sequence[Sh
             "Export the model with typed inputs."
         )
     shape = _sizes(value)
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, _answer(_image_sides(shape), answers))
+    answer = _answer(_image_sides(shape), [_sizes(output) for output in outputs])
+    if answer == "yolox" and any(map(_has_scores_first, outputs)):
+        answer = "nanodet"
+    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, answer)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,15 @@ Exporters write these layouts, which are recognised by shape and values:
 | --------- | -------------------------------------- | ------------------------------- | -------------------------- |
 | `columns` | (n, 4 + classes, anchors)              | center and size, in pixels      | YOLOv8, v9, v11, v12       |
 | `rows`    | (n, anchors, 5 + classes)              | the same, or relative to a cell | YOLOv5, v6, v7, YOLOX      |
+|           | (n, cells, classes + sides)            | distances from a cell's center  | NanoDet                    |
 | `final`   | (n, objects, 6)                        | corners, score, class           | YOLOv10, exports with NMS  |
 | `pair`    | (n, anchors, 4), (n, anchors, classes) | corners, or center and size     | SSD, RetinaNet, DETR       |
 | `lists`   | (objects, 4), (objects), (objects)     | corners                         | torchvision                |
 | `levels`  | (n, cells, classes), (n, cells, sides) | distances from a cell's center  | SCRFD, PicoDet             |
 
 `levels` are such outputs for each grid. A distance is in strides: a number, or the mean of a distribution over bins.
-In `rows` the fifth number is the objectness, which the score of each class is multiplied with. Scores of a `pair` may
+Rows of NanoDet are told by their values: scores between 0 and 1, then logits of the bins. In other `rows` the fifth
+number is the objectness, which the score of each class is multiplied with. Scores of a `pair` may
 be logits. A first or last class of a `pair` that most positions are certain of is the background, and no object.
 
 The boxes of a `pair` may be offsets from anchors that only the code around the model knows (SSD, RetinaFace). Two boxes
@@ -383,6 +385,9 @@ def _columns(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0]
+    sides = _columns_of_distances(rows, head.image)
+    if sides:
+        return _around_cells(rows[:, -sides:], head.image), rows[:, :-sides]
     if _is_on_grid(rows, head.image):
         rows = _off_grid(rows, head.image)
     return _corners(rows), rows[:, 4:5] * _scores_alone(rows[:, 5 : 5 + head.classes])
@@ -399,6 +404,41 @@ def _scores_alone(columns: Floats) -> Floats:
     return np.asarray(columns * classes, np.float32) if classes.any() else columns
 
 
+def _columns_of_distances(rows: Floats, image: tuple[int, int]) -> int:
+    """Return how many columns hold distributions of distances behind the scores; 0 if the rows are of another kind."""
+    if len(rows) not in anchors_of(image):
+        return 0
+    between = (rows.min(axis=0) >= -_BEYOND) & (rows.max(axis=0) <= 1.0 + _BEYOND)
+    for sides in sorted(DISTANCES):
+        scores, logits = between[:-sides], between[-sides:]
+        if len(scores) and scores.all() and float(logits.mean()) < 1.0 - MOSTLY:
+            return sides
+    return 0
+
+
+def _around_cells(logits: Floats, image: tuple[int, int]) -> Floats:
+    """Return corners of boxes whose sides are given by distributions, for the cells of all grids.
+
+    NanoDet measures from the centers of cells, and NanoDet-Plus, which has a fourth grid, from their corners.
+    """
+    strides = anchors_of(image)[len(logits)]
+    middle = 0.5 if len(strides) == FEWEST_GRIDS else 0.0
+    cells, scale = _cells(image, strides)
+    distances, center = _expected(logits.reshape(len(logits), 4, -1)), cells + middle
+    corners = np.concatenate([center - distances[:, :2], center + distances[:, 2:]], axis=1) * scale
+    return np.asarray(corners, np.float32)
+
+
+def _cells(image: tuple[int, int], strides: Sequence[int]) -> tuple[Floats, Floats]:
+    """Return column and row of each cell of grids, one grid after the other, and its stride."""
+    cells, scales = [], []
+    for stride in strides:
+        y, x = np.mgrid[: -(-image[0] // stride), : -(-image[1] // stride)]
+        cells.append(np.stack([x.ravel(), y.ravel()], axis=1))
+        scales.append(np.full((x.size, 1), stride))
+    return np.concatenate(cells).astype(np.float32), np.concatenate(scales).astype(np.float32)
+
+
 def _is_on_grid(rows: Floats, image: tuple[int, int]) -> bool:
     """Tell whether boxes are relative to cells: then centers stay near 0, though cells are all over the image."""
     return len(rows) in anchors_of(image) and float(np.percentile(np.abs(rows[:, :2]), 90)) < min(image) / 32
@@ -406,12 +446,7 @@ def _is_on_grid(rows: Floats, image: tuple[int, int]) -> bool:
 
 def _off_grid(rows: Floats, image: tuple[int, int]) -> Floats:
     """Return boxes in pixels: centers are offsets from the cell, sizes are logarithms, both in strides."""
-    cells, strides = [], []
-    for stride in anchors_of(image)[len(rows)]:
-        y, x = np.mgrid[: -(-image[0] // stride), : -(-image[1] // stride)]
-        cells.append(np.stack([x.ravel(), y.ravel()], axis=1))
-        strides.append(np.full((x.size, 1), stride))
-    offset, scale = np.concatenate(cells), np.concatenate(strides)
+    offset, scale = _cells(image, anchors_of(image)[len(rows)])
     boxes = np.concatenate([(rows[:, :2] + offset) * scale, np.exp(rows[:, 2:4]) * scale, rows[:, 4:]], axis=1)
     return boxes.astype(np.float32)
 
@@ -478,9 +513,8 @@ def _levels(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     for seen, sides in zip(outputs[::2], outputs[1::2], strict=True):
         anchors = next(each for each in (1, 2, 3) if len(seen) % each == 0 and len(seen) // each in strides)
         stride = strides[len(seen) // anchors]
-        y, x = np.mgrid[: -(-head.image[0] // stride), : -(-head.image[1] // stride)]
         # PicoDet measures from the center of a cell, SCRFD from its corner: half a cell moves no verdict.
-        center = np.repeat(np.stack([x.ravel(), y.ravel()], axis=1) + 0.5, anchors, axis=0)
+        center = np.repeat(_cells(head.image, [stride])[0] + 0.5, anchors, axis=0)
         distances = sides if sides.shape[-1] == 4 else _expected(sides.reshape(len(sides), 4, -1))
         if float((distances >= 0).mean()) < MOSTLY:
             raise ValueError("boxes are not given by the distances of their sides")
