@@ -65,6 +65,20 @@ def test_recipes_are_offered_at_the_tab_key():
     assert complete_recipe("nothing") == []
 
 
+def test_devices_and_nodes_are_offered_at_the_tab_key(tmp_path, monkeypatch):
+    from detent.cli.console import complete_device, complete_node
+
+    assert complete_device("p") == ["phx"] and "npu-a8w8" in complete_device("NPU")
+    proto = tiny_model()
+    proto.graph.node[0].name = "/stem/Conv"
+    onnx.save(proto, tmp_path / "m.onnx")
+    monkeypatch.setenv("COMP_WORDS", f"detent quantize {tmp_path / 'm.onnx'} --exclude /st")
+    assert complete_node("/st") == ["/stem/Conv"] and complete_node("/other") == []
+    for line in (f"detent quantize {tmp_path / 'none.onnx'} --exclude x", "detent quantize --exclude x"):
+        monkeypatch.setenv("COMP_WORDS", line)
+        assert complete_node("") == []
+
+
 _DELETES = """
 import os, signal, time
 import detent.cli

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 import warnings
@@ -78,6 +79,43 @@ def _flags(kind: Any) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def complete_recipe(typed: str) -> list[str]:
+    """Return the recipes whose names begin with what was typed, for shell completion."""
+    from detent.recipe.recipe import PRESETS
+
+    return [name for name in PRESETS if name.lower().startswith(typed.lower())]
+
+
+def complete_device(typed: str) -> list[str]:
+    """Return the devices and flows whose names begin with what was typed."""
+    from detent.devices.catalog import DEVICES
+    from detent.devices.device import GENERATIONS
+
+    return [name for name in (*GENERATIONS, *DEVICES) if name.lower().startswith(typed.lower())]
+
+
+def complete_node(typed: str) -> list[str]:
+    """Return the nodes whose names begin with what was typed, of the first model on the line; none if there is none."""
+    from detent.errors import DetentError
+    from detent.graph.load import read_proto
+
+    # The line as the shells hand it over: what is parsed of it has no arguments while an option lacks its value.
+    line = next((os.environ[name] for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS") if name in os.environ), "")
+    files = [Path(word.strip("\"'")) for word in line.split() if word.strip("\"'").lower().endswith(".onnx")]
+    try:
+        nodes = read_proto(files[0]).graph.node if files else []
+    except DetentError:  # a message would stand in the middle of what is being typed
+        return []
+    return [node.name for node in nodes if node.name and node.name.startswith(typed)]
+
+
+# What the tab key offers for an option.
+_COMPLETIONS: Mapping[str, Callable[..., list[str]]] = {
+    "device": complete_device,
+    **dict.fromkeys(("exclude", "start", "end"), complete_node),
+}
+
+
 def option_of(flag: Flag, name: str = "") -> Any:
     """Return a flag as the command-line library has it; `name` is that of its option."""
     return typer.Option(
@@ -86,6 +124,7 @@ def option_of(flag: Flag, name: str = "") -> Any:
         metavar=flag.metavar,
         min=flag.minimum,
         rich_help_panel=flag.panel,
+        autocompletion=_COMPLETIONS.get(name),
     )
 
 
@@ -163,13 +202,6 @@ AnyModel = Annotated[Path, typer.Argument(help="A float or quantized ONNX model.
 QuantizedModel = Annotated[Path, typer.Argument(help="A quantized ONNX model.", metavar="MODEL")]
 Output = Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")]
 Calib = Annotated[Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")]
-
-
-def complete_recipe(typed: str) -> list[str]:
-    """Return the recipes whose names begin with what was typed, for shell completion."""
-    from detent.recipe.recipe import PRESETS
-
-    return [name for name in PRESETS if name.lower().startswith(typed.lower())]
 
 
 RecipeName = Annotated[
