@@ -373,6 +373,8 @@ def _of_loader(source: RowSource, rows: LoaderRows, labels: LabelsLike, label_of
     if not (isinstance(labels, str) and labels == FIND):
         found, _ = _labels(labels, None, rows, [spec.name for spec in rows.inputs])
         if found is None:
+            if label_offset:
+                raise UsageError(f"--label-offset {label_offset}: there are no labels {rows.place}.")
             return Dataset(source, None, None, None, None)
         if not isinstance(found, Labels):
             raise UsageError(f"{found.described} name files, and the samples {rows.place} have none. Give classes.")
@@ -382,6 +384,8 @@ def _of_loader(source: RowSource, rows: LoaderRows, labels: LabelsLike, label_of
         )
     used = list(source.selection.rows)
     if rows.label(used[0]) is None:
+        if label_offset:
+            raise UsageError(f"--label-offset {label_offset}: there are no labels {rows.place}.")
         return Dataset(source, None, None, None, None)
     assigned = np.zeros(len(rows), np.int64)  # samples that are not used are not read
     for row in used:
