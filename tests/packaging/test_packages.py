@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytest.importorskip("setuptools", minversion="70.1", reason="setuptools is not installed, or builds no wheels")
 
@@ -93,3 +96,62 @@ def test_an_installed_wheel_runs_and_says_what_is_missing(packages, tmp_path):
         [sys.executable, "-c", run, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+LOADED = """
+import contextlib, importlib, pkgutil, sys
+sys.modules['onnxruntime'] = None
+import detent
+for found in pkgutil.walk_packages(detent.__path__, 'detent.', onerror=str):
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(found.name)
+print(' '.join({name.partition('.')[0] for name, module in sys.modules.items() if module}))
+"""
+
+
+def test_what_a_wheel_without_extras_loads_is_what_it_requires(packages):
+    """A package that only an extra brings would be there on our machines, and missing on a user's."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {
+        canonicalize_name(owner)
+        for module, owners in importlib.metadata.packages_distributions().items()
+        if module in done.stdout.split()
+        for owner in owners
+    }
+    archive = zipfile.ZipFile(packages[0])
+    metadata = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    found: set[str] = set()
+    open_ = re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE)
+    while open_:
+        requirement = Requirement(open_.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            open_ += importlib.metadata.requires(name) or []
+    assert "numpy" in loaded
+    assert loaded - {"detent", "setuptools", "pip"} <= found
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        (["recipes"], 0, "XINT8"),
+        (["devices"], 0, "npu-xint8"),
+        (["demo", "{out}"], 2, "pip install onnxruntime"),
+        (["quantize", "{model}", "{out}", "--calib", "{model}"], 2, "pip install onnxruntime"),
+        (["check", "{model}"], 0, "npu-xint8"),
+        (["run", "{script}"], 2, "pip install onnxruntime"),
+    ],
+)
+def test_commands_without_onnxruntime_work_or_name_it(tmp_path, command, code, told):
+    """In one process with nothing loaded before, as the console script starts: even to print an error loads modules."""
+    script = tmp_path / "script.py"
+    script.write_text("from quark.onnx import ModelQuantizer\n")
+    model = ROOT / "src" / "detent" / "demo" / "digits.onnx"
+    words = [word.format(out=tmp_path / "out.onnx", model=model, script=script) for word in command]
+    start = "import sys; sys.modules['onnxruntime'] = None; from detent.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr[-2000:]
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

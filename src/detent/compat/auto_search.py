@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import onnxruntime
 
 from detent.compat.algorithms import ALGO_NAME_TO_CLASS
 from detent.compat.configs import Config, QConfig
@@ -33,6 +32,7 @@ from detent.compat.option_rows import note
 from detent.compat.readers import CachedDataReader
 from detent.compat.translate import translate
 from detent.errors import UsageError, check_known
+from detent.graph.runtime import onnxruntime
 from detent.observe.samples import Array
 
 Space = Mapping[str, Any]

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 import detent
 from detent.comparison.folders import dump_codes
@@ -40,6 +39,7 @@ from detent.convert import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import DataError, DetentError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import check_output, save
 from detent.numerics.formats import is_integer
 from detent.observe.sources import input_specs, open_source

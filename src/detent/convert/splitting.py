@@ -29,9 +29,9 @@ from onnx_ir.passes import common as common_passes
 
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
-from detent.graph.runtime import onnxruntime
+from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.save import check_output, complete_proto, save_together, serialize
-from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Feeds, Runner, first_line, open_session
+from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, first_line, open_session
 from detent.graph.values import drop_if_unused, read_values, values_of
 from detent.plan.postprocessing import find_postprocessing, is_trained
 from detent.prepare import FixShapes, FoldConstants, InferShapes, prepare
@@ -327,7 +327,7 @@ class Pipeline:
                 raise DataError(f"{self.name} needs the input '{missing}', which was not given.")
             try:
                 found = session.run(results, {name: known[name] for name in names})
-            except RUNTIME_ERRORS as error:
+            except runtime_errors() as error:
                 raise DataError(f"onnxruntime could not run {self.name}: {first_line(str(error))}") from error
             known.update(zip(results, found, strict=True))
         return [known[name] for name in wanted]

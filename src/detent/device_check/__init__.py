@@ -34,9 +34,9 @@ from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import GENERATIONS, Device, check_software, recipe_for, recipe_for_any
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
-from detent.graph.runtime import onnxruntime
+from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.save import PROTOBUF_LIMIT
-from detent.graph.session import RUNTIME_ERRORS, first_line
+from detent.graph.session import first_line
 from detent.graph.values import constant, read_values
 from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange
@@ -401,7 +401,7 @@ def cpu_milliseconds(model: Path) -> float:
     """Return the fastest of some inferences in onnxruntime with all cores, as an application would run it."""
     try:
         session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    except RUNTIME_ERRORS as error:
+    except runtime_errors() as error:
         raise ModelError(f"onnxruntime cannot load {model}: {first_line(str(error))}") from error
     shapes = {spec.name: ([size or 1 for size in spec.shape], spec.dtype) for spec in input_specs(load(model))}
     feeds = {name: np.ones(shape, dtype) for name, (shape, dtype) in shapes.items()}

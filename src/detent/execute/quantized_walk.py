@@ -25,10 +25,10 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.execute.code_tables import CodeTable, KnownFunctions, are_elementwise, every_code
+from detent.graph.runtime import runtime_errors
 from detent.graph.save import serialize
 from detent.graph.session import (
     LARGE_MODEL,
-    RUNTIME_ERRORS,
     Feeds,
     first_line,
     initializers,
@@ -120,7 +120,7 @@ class Program:
             # Arithmetic makes numbers of arrays without axes.
             arrays = {name: np.asarray(it) if isinstance(it, np.generic) else it for name, it in feeds.items()}
             results: list[Any] = self._session.run(self._outputs, arrays)
-        except RUNTIME_ERRORS as error:
+        except runtime_errors() as error:
             raise DataError(f"onnxruntime could not run {self._where} on {origin}: {first_line(str(error))}") from error
         return results
 

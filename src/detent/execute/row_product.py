@@ -15,8 +15,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from detent.errors import ModelError
+from detent.graph.runtime import runtime_errors
 from detent.graph.save import serialize
-from detent.graph.session import RUNTIME_ERRORS, first_line, open_session, session_options
+from detent.graph.session import first_line, open_session, session_options
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,7 +36,7 @@ class RowProduct:
             return np.asarray(np.einsum("gpk,gk->pg", rows, self._matrix[:, 0]), np.float32)
         try:
             (answers,) = _session().run(None, {"rows": rows, "matrix": self._matrix})
-        except RUNTIME_ERRORS as error:
+        except runtime_errors() as error:
             raise ModelError(
                 f"onnxruntime could not multiply rows of shape {list(rows.shape)} with weights of shape "
                 f"{list(self._matrix.shape)}: {first_line(str(error))} Is there enough memory? "

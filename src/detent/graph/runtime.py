@@ -2,7 +2,7 @@
 
 Vendors ship builds of their own (vitisai, windowsml, gpu, openvino), which all import as `onnxruntime`. Installing the
 plain one over them would break them, so Detent does not depend on any: whichever is there serves. Rooms import
-`onnxruntime` from here, so that a missing, broken or old one is a message about what to install.
+`onnxruntime` from here, so that a missing, broken or old one is a message about what to install, when it is needed.
 
 All sessions compute in one arena, which can be given back. An arena of its own keeps the most that its session ever
 held, until the session ends, and grows by doubling. There are several sessions at a time and some take turns, so
@@ -46,7 +46,23 @@ def import_runtime() -> Any:
     return onnxruntime
 
 
-onnxruntime = import_runtime()
+class _WhenNeeded:
+    """The module, imported and checked when something of it is first asked for: lists and errors do without."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_checked(), name)
+
+
+_checked = cache(import_runtime)
+onnxruntime: Any = _WhenNeeded()
+
+
+@cache
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """Return what onnxruntime raises: now and then Python's own, and a dozen of its own with no common base."""
+    found = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    own = (entry for entry in found if isinstance(entry, type) and issubclass(entry, Exception))
+    return UnicodeDecodeError, RuntimeError, *own  # the first, of its own message, which quotes a name in the model
 
 
 @cache

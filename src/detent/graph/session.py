@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.runtime import onnxruntime, share_arena, shrink_arena
+from detent.graph.runtime import onnxruntime, runtime_errors, share_arena, shrink_arena
 from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
@@ -44,15 +44,6 @@ BY_REFERENCE = 1 << 16
 """Bytes of a tensor from which on sessions read it where it is."""
 
 _REFERRED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.UINT8)
-
-_STATE = onnxruntime.capi.onnxruntime_pybind11_state
-# What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
-RUNTIME_ERRORS: tuple[type[Exception], ...] = (
-    UnicodeDecodeError,  # of its own message, which quotes a name in the model
-    RuntimeError,
-    *(entry for entry in vars(_STATE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
-)
-
 
 _TYPES = {
     "tensor(float)": ir.DataType.FLOAT,
@@ -157,7 +148,7 @@ def open_session(
     try:
         # Without the fallback: it would print to the terminal and go on with the CPU alone.
         session = onnxruntime.InferenceSession(source, options, providers=named, enable_fallback=0)
-    except RUNTIME_ERRORS as error:
+    except runtime_errors() as error:
         raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
     missing = [name for name, _ in named if name not in session.get_providers()]
     if missing:
@@ -213,7 +204,7 @@ def run_session(
     """Return outputs of a session. Raise DataError, which names the sample, if it cannot compute them."""
     try:
         results: list[npt.NDArray[Any]] = session.run(list(names), dict(feeds))
-    except RUNTIME_ERRORS as error:
+    except runtime_errors() as error:
         raise DataError(
             f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
             "Check the shape of the input (for images: --size)."

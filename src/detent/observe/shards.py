@@ -151,7 +151,8 @@ def samples_of(source: Divisible, shard: Shard) -> Iterator[PendingSample]:
 MODEL_FILE, WORK_FILE = "model.onnx", "work.pickle"
 
 
-_VERSIONS = {"detent": __version__, "onnxruntime": onnxruntime.__version__}
+def _versions() -> dict[str, str]:
+    return {"detent": __version__, "onnxruntime": onnxruntime.__version__}
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,15 @@ class Ticket:
     """
 
     work: str = field(default_factory=lambda: uuid.uuid4().hex)
-    versions: Mapping[str, str] = field(default_factory=_VERSIONS.copy)
+    versions: Mapping[str, str] = field(default_factory=_versions)
 
     def check(self) -> None:
         """Raise UsageError in a worker that would compute with other code than the parent would."""
+        installed = _versions()
         for package, wanted in self.versions.items():
-            if wanted != _VERSIONS[package]:
+            if wanted != (here := installed[package]):
                 raise UsageError(
-                    f"A worker has {package} {_VERSIONS[package]}, but this machine has {wanted}: they would not "
+                    f"A worker has {package} {here}, but this machine has {wanted}: they would not "
                     "compute the same numbers. Install the same versions on all."
                 )
 

@@ -25,8 +25,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from detent.graph import values
-from detent.graph.runtime import onnxruntime
-from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
+from detent.graph.runtime import onnxruntime, runtime_errors
+from detent.graph.session import first_line, session_options
 from detent.graph.values import Names
 from detent.prepare.base import Pass, label_of
 from detent.prepare.shapes import infer
@@ -68,7 +68,7 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results: list[Any] = session.run([str(value.name) for value in wanted], feeds)
-    except RUNTIME_ERRORS as error:
+    except runtime_errors() as error:
         return first_line(str(error))
     return results
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from detent.graph.session import RUNTIME_ERRORS
+from detent.graph.runtime import runtime_errors
 from detent.qdq import families
 from detent.qdq.families import EXTENDED, VITIS, OperatorName
 from detent.qdq.functions import add_functions
@@ -34,7 +34,7 @@ def _newest_opset() -> int:
         options.log_severity_level = 4
         try:
             onnxruntime.InferenceSession(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString(), options)
-        except RUNTIME_ERRORS:
+        except runtime_errors():
             continue
         return opset
     return 21
