@@ -122,13 +122,21 @@ def test_a_pickle_is_not_opened(torch, module, tmp_path):
         detent.from_torch(tmp_path / "none.pt2")
 
 
-def test_control_flow_by_data_is_named(torch):
+def test_control_flow_by_data_is_named(torch, capfd):
     class Choice(torch.nn.Module):
         def forward(self, x):
             return x * 2 if x.sum() > 0 else x
 
-    with pytest.raises(ModelError, match="Choice"):
+    with pytest.raises(ModelError, match=r"Choice.*test_pytorch.py, line \d+: `return x \* 2 if x.sum\(\) > 0"):
         detent.from_torch(Choice(), torch.zeros(1, 3))
+    assert capfd.readouterr() == ("", "")  # torch prints its graphs
+
+
+def test_what_can_be_no_model_is_named():
+    with pytest.raises(UsageError, match="A int is no model"):
+        detent.quantize(42, None, [])
+    with pytest.raises(UsageError, match="A list is no model"):
+        detent.evaluate([[1]], [])
 
 
 def test_what_is_wrong_with_a_module_or_its_inputs_is_named(torch):

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from detent.convert.splitting import Pipeline, continues, tail_file
 from detent.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
-from detent.graph.load import ModelLike, name_of, read
+from detent.graph.load import ModelLike, given_model, name_of, read
 from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.save import complete_proto
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
@@ -74,9 +74,8 @@ def _whole(model: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None) ->
         return model.joined
     if isinstance(model, ir.Model):
         return model
-    if tail is not None and continues(model, tail):
-        return Pipeline(model, tail).joined
-    return Path(model) if isinstance(model, (str, os.PathLike)) else model
+    given = given_model(model)
+    return Pipeline(given, tail).joined if tail is not None and continues(given, tail) else given
 
 
 class Candidate:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import cache
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
-from detent.errors import ModelError
+from detent.errors import ModelError, UsageError
 from detent.graph.file_kinds import kind_of_file, kind_of_folder
 from detent.graph.guard import finish_trial
 from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
@@ -265,6 +266,17 @@ IN_MEMORY = "the given model"  # what a model without a file is called
 def name_of(model: ModelLike) -> str:
     """Return how messages and reports call the model."""
     return IN_MEMORY if isinstance(model, onnx.ModelProto) else str(model)
+
+
+def given_model(model: object) -> onnx.ModelProto | Path:
+    """Return what a caller gives as a model. UsageError if it can be none."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, str | PathLike):
+        return Path(model)
+    raise UsageError(
+        f"A {type(model).__name__} is no model: give the path of an .onnx file, an onnx.ModelProto or a torch module."
+    )
 
 
 def stored_bytes(model: ModelLike) -> int:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import ast
 import io
 import logging
+import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from os import PathLike
 from pathlib import Path
@@ -165,8 +166,9 @@ def _exported(
         while cause.__cause__ is not None:  # the outer messages list steps; the first cause says what is wrong
             cause = cause.__cause__
         raise ModelError(
-            f"torch cannot export {name}: {_first_line(cause)} Control flow that depends on data, and code that leaves "
-            "torch, cannot be exported: see torch.export's documentation, or give the part of the model that has none."
+            f"torch cannot export {name}: {_first_line(cause)}{_user_code(cause)} Control flow that depends on data, "
+            "and code that leaves torch, cannot be exported: see torch.export's documentation, or give the part of "
+            "the model that has none."
         ) from error
     proto: onnx.ModelProto = program.model_proto
     return proto
@@ -196,18 +198,23 @@ def _first_line(error: BaseException) -> str:
     return line or type(error).__name__
 
 
+def _user_code(error: BaseException) -> str:
+    """Return the user's line that the exporter could not follow, where its message ends with it."""
+    found = re.search(r'The following call raised this error:\n\s*File "(.+)", line (\d+).*\n\s*(.+)', str(error))
+    return f" It is about {found[1]}, line {found[2]}: `{found[3]}`." if found else ""
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's log lines and warnings, which concern its own versions, off the terminal."""
-    log = logging.getLogger("torch")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    """Keep what the exporter logs, warns of and prints, which is of its own working, off the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # its loggers have levels of their own
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        logging.disable(before)
 
 
 def _named(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:

@@ -17,7 +17,7 @@ from detent.devices.catalog import device_of
 from detent.devices.device import GENERATIONS, instead_of_shifts, recipe_for, recipe_for_any
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
-from detent.graph.load import ModelLike, read_proto
+from detent.graph.load import ModelLike, given_model, read_proto
 from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
 from detent.observe.loaders import first_sample
@@ -174,6 +174,7 @@ def make_job(
         model = from_torch(
             model, first_sample(calibration) if example is None else example, fixing_of(given["fix_shape"])[0]
         )
+    model = given_model(model)
     named, why = (recipe, "") if recipe is not None else _recipe_for(given["device"], model)
     chosen = change_recipe(named, given)
     if given["rounding"] is None and instead_of_shifts(chosen.weights) is None and chosen.rounding == "half-even":
@@ -181,7 +182,7 @@ def make_job(
     if given["memory"] is not None and chosen.refinement is None:
         raise UsageError(f"Recipe {chosen.name} refines nothing, so there is nothing to use memory for: leave it out.")
     return Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
+        model=model,
         output=None if output is None else Path(output),
         recipe=chosen,
         calibration=calibration,
@@ -190,11 +191,11 @@ def make_job(
     )
 
 
-def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto) -> tuple[str, str]:
+def _recipe_for(device: str | None, model: Path | onnx.ModelProto) -> tuple[str, str]:
     """Return the recipe for a device and a model if the user names none, and why it is that one."""
     if device is not None and device not in GENERATIONS:
         return DEFAULT, ""
-    proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
+    proto = model if isinstance(model, onnx.ModelProto) else read_proto(model)
     if device is not None:
         name, why = recipe_for(GENERATIONS[device], proto)
         return name, f"Recipe {name}: {why}. Another with --recipe."
