@@ -33,6 +33,7 @@ def test_sizes_have_the_unit_that_leaves_three_digits(count, text):
 def test_equal_tensors_are_exact():
     assert figures.decibels(math.inf) == "exact"
     assert figures.decibels(11.94) == "11.9"
+    assert (figures.in_decibels(math.inf), figures.in_decibels(11.94)) == ("exact", "11.9 dB")
 
 
 def test_ranges_and_intervals_have_both_ends_or_none():

@@ -145,11 +145,10 @@ class DepthChart:
         axis = Axis.over(point.value for line in self.series for point in line if point is not None)
         named = [point for point in self.series[0] if point is not None and point.name]
         parts = [*_horizontal_grid(axis), *(self._ticks() if named else _ends("first", "last"))]
-        for limit, meaning in self.limits.items():
-            if axis.low < limit < axis.high:
-                y = _percent(1 - axis.along(limit))
-                parts.append(tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range"))
-                parts.append(tag("text", meaning, x="100%", y=y, dy=-4, text_anchor="end", class_="limit"))
+        limits = [
+            (_percent(1 - axis.along(each)), of) for each, of in self.limits.items() if axis.low < each < axis.high
+        ]
+        parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y, _ in limits]
         styles = [f"line s{number}" for number in range(len(self.series))]
         for number, line in enumerate(self.series):
             placed = [
@@ -163,6 +162,8 @@ class DepthChart:
                 _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
             ]
             parts += self._extremes(placed)
+        # Last: they stay legible over dots.
+        parts += [tag("text", of, x="100%", y=y, dy=-4, text_anchor="end", class_="limit") for y, of in limits]
         return _figure(parts, "plot tall", f"{self.unit}, along the network", _legend(self.names, styles))
 
     def _ticks(self) -> Iterator[Markup]:

@@ -16,7 +16,7 @@ from detent.errors import listed
 from detent.prepare.base import Change
 from detent.report import document as doc
 from detent.report.charts import DepthChart, Point
-from detent.report.figures import SQNR, command, decibels, size
+from detent.report.figures import SQNR, command, decibels, in_decibels, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
 from detent.results.verdict import CLOSE_DB
 
@@ -41,8 +41,8 @@ def comparison_document(result: ModelComparison) -> doc.Document:
     outputs = [tensor for tensor in result.tensors if tensor.is_output]
     inside = [tensor for tensor in result.worst_first() if not tensor.is_output]
     worst = min(outputs or result.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
-    mean, least = worst.mean("sqnr_db"), decibels(worst.worst("sqnr_db"))
-    text = f"'{worst.name}' has an SQNR of {decibels(mean)} dB on average, {least} dB at worst."
+    mean, least = worst.mean("sqnr_db"), in_decibels(worst.worst("sqnr_db"))
+    text = f"'{worst.name}' has an SQNR of {in_decibels(mean)} on average, {least} at worst."
     following = command("evaluate", result.before, result.after, "--data", "LABELLED")
     if mean < CLOSE_DB:
         following = command("sensitivity", result.before, "--calib", "DATA")
@@ -53,7 +53,7 @@ def comparison_document(result: ModelComparison) -> doc.Document:
         [result.note],
         doc.Verdict("plain", "The same" if mean == math.inf else "Compared", text),
         [
-            doc.KeyFigure("Output SQNR" if outputs else "Least SQNR", f"{decibels(mean)} dB", SQNR),
+            doc.KeyFigure("Output SQNR" if outputs else "Least SQNR", in_decibels(mean), SQNR),
             doc.KeyFigure(
                 "Cosine", f"{worst.mean('cosine'):.5f}", "1 if both have one direction; the mean over samples."
             ),
@@ -69,7 +69,7 @@ def _difference_along(result: ModelComparison) -> doc.Section | None:
     if len(result.tensors) < 2:
         return None
     points = [
-        Point(f"{each.name}: {decibels(each.mean('sqnr_db'))} dB", each.mean("sqnr_db"), marked=each.is_output)
+        Point(f"{each.name}: {in_decibels(each.mean('sqnr_db'))}", each.mean("sqnr_db"), marked=each.is_output)
         for each in result.tensors
     ]
     meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}"

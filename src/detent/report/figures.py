@@ -88,6 +88,11 @@ def decibels(value: float) -> str:
     return "exact" if value == math.inf else f"{value:.1f}"
 
 
+def in_decibels(value: float) -> str:
+    """Write a ratio of powers with its unit."""
+    return decibels(value) if value == math.inf else f"{decibels(value)} dB"
+
+
 def percent(share: float) -> str:
     """Write a share with as many digits as matter."""
     return f"{100 * share:.3g} %"

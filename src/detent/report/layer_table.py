@@ -10,7 +10,7 @@ from detent.plan.layout import Decision
 from detent.refine.layers import LayerReport
 from detent.report import document as doc
 from detent.report.charts import ChannelChart, DepthChart, HistogramChart, Point
-from detent.report.figures import SQNR, decibels, extent, percent, step
+from detent.report.figures import SQNR, decibels, extent, in_decibels, percent, step
 from detent.results.quantized import Report
 from detent.results.tensors import TensorReport
 
@@ -72,7 +72,7 @@ def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> doc.Secti
     """Draw the SQNR of each layer's result; None if fewer than two were measured."""
     points = [
         Point(
-            f"{layer.node}: {decibels(layer.sqnr)} dB", layer.sqnr, layer.id, layer.tensor.name in outputs, layer.node
+            f"{layer.node}: {in_decibels(layer.sqnr)}", layer.sqnr, layer.id, layer.tensor.name in outputs, layer.node
         )
         for layer in layers
         if layer.sqnr is not None and layer.tensor is not None
@@ -159,7 +159,7 @@ def _opened(
         "Codes": _codes(tensor),
         "Same scale as": tensor.shares,
         "Moved by rules": "; ".join(moved.get(tensor.shares or tensor.name, ())) or None,
-        "PSNR, cosine": None if close is None else f"{decibels(close.psnr_db)} dB, {close.cosine:.5f}",
+        "PSNR, cosine": None if close is None else f"{in_decibels(close.psnr_db)}, {close.cosine:.5f}",
     }
     for each in layer.constants:
         spread = f"{extent(each.minimum, each.maximum)}, {percent(each.clipped)} clipped"

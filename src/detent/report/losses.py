@@ -11,7 +11,18 @@ from typing import Any
 
 from detent.report import document as doc
 from detent.report.charts import Estimate, FrontChart, IntervalChart
-from detent.report.figures import SQNR, command, decibels, form_of, loss_words, probability, ratio, size, unit_of
+from detent.report.figures import (
+    SQNR,
+    command,
+    decibels,
+    form_of,
+    in_decibels,
+    loss_words,
+    probability,
+    ratio,
+    size,
+    unit_of,
+)
 from detent.results import evaluated
 from detent.results.paired import Interval, in_percent, interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
@@ -69,7 +80,7 @@ def _order(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]
 def _next(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> str:
     """Return the command to type next, for the model that lost most."""
     if not others:
-        return f"Next: {command('quantize', first.model, 'OUTPUT', '--calib', 'DATA')}"
+        return f"Next: {command('evaluate', first.model, 'ANOTHER', '--data', 'DATA')}"
     worst = max(others, key=lambda result: -math.inf if result.loss is None else result.loss.points)
     if worst.loss is not None and _level(worst.loss) == "warn":
         return f"Next: {command('tune', first.model, 'OUTPUT', '--calib', 'DATA', '--eval', 'LABELLED')}"
@@ -162,7 +173,7 @@ def _key_figure(scores: evaluated.Scores | None) -> tuple[str, str] | None:
         return points, f"{unit_of(lost.unit)}: {scores.agreement.summary}."
     if isinstance(scores, evaluated.Deviation):
         worst = min(closeness.sqnr_db for closeness in scores.outputs.values())
-        return f"{decibels(worst)} dB", f"SQNR of its worst output. {SQNR}"
+        return in_decibels(worst), f"SQNR of its worst output. {SQNR}"
     return None if scores is None else (scores.summary, "On all samples.")
 
 

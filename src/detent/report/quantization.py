@@ -15,7 +15,7 @@ from detent.errors import listed
 from detent.prepare import FixBatch, FixShapes
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
-from detent.report.figures import SQNR, command, decibels, ratio, recipe_words, size
+from detent.report.figures import SQNR, command, decibels, in_decibels, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import device_figure, device_notes, device_section
 from detent.report.network_view import network_section
@@ -216,7 +216,7 @@ def _figures(report: Report) -> list[doc.KeyFigure]:
         figures.append(doc.KeyFigure("Same top-1 as float", same, meaning, _LEVELS[report.judgement.level]))
     if fidelity is not None and fidelity.outputs:
         of, worst = worst_output(fidelity)
-        figures.append(doc.KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", f"{of and f'Of {of}. '}{SQNR}"))
+        figures.append(doc.KeyFigure("Output SQNR", in_decibels(worst.sqnr_db), f"{of and f'Of {of}. '}{SQNR}"))
     if report.bytes_after is None:
         figures.append(doc.KeyFigure("Size", size(report.bytes_before), "Of the float model's file, with its data."))
     else:
@@ -445,7 +445,7 @@ def _outputs(report: Report) -> doc.Section | None:
         blocks.append(doc.Paragraph(f"As {found.task} ({found.why}): {found.summary}."))
     meaning = f"Each output, and the parts that it is joined from, {where}."
     of, worst = worst_output(fidelity)
-    brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."
+    brief = f"Output SQNR {in_decibels(worst.sqnr_db)}{of and f' of {of}'}, {where}."
     return doc.Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)), brief=brief)
 
 
