@@ -318,7 +318,8 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     widen: Annotated[
         float | None,
         accuracy_flag(
-            "Give a transformer's costliest activations 16 bits, until the rest reach this SQNR.", metavar="DB"
+            "Give the costliest activations of transformers and attention 16 bits, until the rest reach this SQNR.",
+            metavar="DB",
         ),
     ]
     search_ranges: Annotated[

@@ -58,6 +58,24 @@ def test_a_network_without_normalization_has_8_bits_throughout():
     assert detent.quantize(proto, calibration=data, recipe="A8W8").widening is None
 
 
+def test_attention_among_convolutions_gets_16_bits_where_shares_differ_much():
+    """One row attends to one place, the others to all 256 alike: a share of 1/256 is half a code, and rounds to 0."""
+    sizes = np.full((1, 256, 1), 1e-3, np.float32)
+    sizes[0, 0] = 40.0
+    nodes = [
+        *(node("Conv", "x w", "c", kernel_shape=[1, 1]), node("Reshape", "c flat", "v")),
+        *(node("Mul", "v sizes", "q"), node("Transpose", "v", "k", perm=[0, 2, 1]), node("MatMul", "q k", "scores")),
+        *(node("Softmax", "scores", "shares", axis=-1), node("MatMul", "shares v", "y")),
+    ]
+    weights = {"w": abs(normal(4, 3, 1, 1)), "flat": np.array([1, 256, 4]), "sizes": sizes}
+    proto = build(nodes, "y", weights, inputs=[info("x", (1, 3, 16, 16))])
+    data = [{"x": 1 + abs(normal(1, 3, 16, 16))} for _ in range(8)]
+    narrow = find_preset("A8W8").replace(widen=None)
+    wide, plain = (detent.quantize(proto, calibration=data, recipe=recipe) for recipe in ("A8W8", narrow))
+    assert "shares" in wide.widening.names and "c" not in wide.widening.names
+    assert quality(proto, wide.model, data) > quality(proto, plain.model, data) + 6
+
+
 def test_a_bound_that_8_bits_keep_widens_nothing():
     report = detent.quantize(OUTLYING, calibration=DATA, recipe="A8W8", widen=0.1)
     assert report.widening.tensors == ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from detent.graph.load import load
 from detent.numerics.formats import IntegerFormat
-from detent.plan.mixed import arrange, normalizes, wide_candidates, wide_format, with_wide
+from detent.plan.mixed import arrange, where_width_may_pay, wide_candidates, wide_format, with_wide
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.recipe.recipe import find_preset
-from tests.models import build, info, node
+from tests.models import build, info, node, normal
 from tests.transformer_models import bert
 
 JOINED = build(
@@ -55,6 +55,10 @@ def test_only_8_bits_of_float_scales_become_wide():
     assert wide_candidates(*laid_out(JOINED, "A16W8")) == []
 
 
-def test_networks_that_normalize():
-    assert normalizes(load(bert(layers=1)).graph)
-    assert not normalizes(load(JOINED).graph)
+def test_where_width_may_pay():
+    whole = load(bert(layers=1)).graph
+    assert {value.name for node in whole for value in node.outputs} <= where_width_may_pay(whole)
+    assert where_width_may_pay(load(JOINED).graph) == set()
+    scores = [node("MatMul", "x w", "a"), node("Softmax", "a", "s"), node("MatMul", "s x", "b"), node("Relu", "b", "y")]
+    attends = build(scores, "y", {"w": normal(4, 4)}, inputs=[info("x", (4, 4))])
+    assert where_width_may_pay(load(attends).graph) == {"s", "x", "b"}

@@ -32,7 +32,7 @@ from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.layout import Layout
-from detent.plan.mixed import normalizes, wide_candidates, with_wide
+from detent.plan.mixed import where_width_may_pay, wide_candidates, with_wide
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
 from detent.recipe.recipe import WIDENING_SAMPLES
@@ -51,11 +51,12 @@ Groups = Sequence[tuple[str, ...]]
 
 
 def find_widening(model: ir.Model, plan: Plan, observed: Observed) -> Widening | None:
-    """Choose the activations that need 16 bits; None if the recipe does not ask for it or the network is not such."""
+    """Choose the activations that need 16 bits; None if the recipe does not ask for it or the network has none such."""
     recipe, samples = observed.prepared.job.recipe, observed.samples[:WIDENING_SAMPLES]
-    if recipe.widen is None or not samples or not normalizes(model.graph):
+    if recipe.widen is None or not samples:
         return None
-    groups = wide_candidates(model, plan.layout)
+    places = where_width_may_pay(model.graph)
+    groups = [group for group in wide_candidates(model, plan.layout) if not places.isdisjoint(group)]
     if not groups:
         return None
     measured = _Measured(model, plan, observed, samples)
@@ -92,7 +93,7 @@ class _Measured:
     """The error at the outputs of the float model in which some activations are rounded as planned."""
 
     def __init__(self, model: ir.Model, plan: Plan, observed: Observed, samples: Sequence[PendingSample]) -> None:
-        self._model, self._plan, self._samples, self._job = model, plan, samples, observed.prepared.job
+        self._model, self._plan, self._samples, self._prepared = model, plan, samples, observed.prepared
 
     def together(self, groups: Groups) -> float:
         """Return the error of all these groups at once."""
@@ -113,8 +114,9 @@ class _Measured:
             Variant(str(at), rounding={name: self._plan.of(name) for group in union for name in group})
             for at, union in enumerate(unions)
         ]
-        threads = self._job.collecting.threads
-        found = errors_of(self._model, self._plan, variants, self._samples, parts=None, threads=threads, memory=MEMORY)
+        threads = self._prepared.job.collecting.threads
+        parts = self._prepared.parts or None  # boxes of a detector, of 0..640, would hide its scores
+        found = errors_of(self._model, self._plan, variants, self._samples, parts=parts, threads=threads, memory=MEMORY)
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
 
 

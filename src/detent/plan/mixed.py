@@ -24,7 +24,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.values import Names, values_of
+from detent.graph.values import Names, is_constant, values_of
 from detent.numerics.codec import DeviceRounding, Rounding
 from detent.numerics.formats import IntegerFormat, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
@@ -274,9 +274,19 @@ NORMALIZATIONS = frozenset(
 )
 
 
-def normalizes(graph: ir.Graph) -> bool:
-    """Return whether a network has normalization layers, and so may have a few channels far larger than the others."""
-    return any(node.op_type in NORMALIZATIONS for node in graph)
+def where_width_may_pay(graph: ir.Graph) -> set[str]:
+    """Return the values that 8 bits may be too few for.
+
+    In a network with normalization layers, all: a few channels may be far larger than the others. In another one, what
+    attention multiplies, as devices leave that to the CPU: a share of 1 among hundreds of small ones is a wide range.
+    """
+    every = any(node.op_type in NORMALIZATIONS for node in graph)
+    around = (
+        (*node.inputs, *node.outputs)
+        for node in graph
+        if every or (node.op_type in ("MatMul", "Einsum") and not any(map(is_constant, node.inputs)))
+    )
+    return {value.name for values in around for value in values if value is not None and value.name}
 
 
 def wide_format(fmt: NumberFormat | None) -> IntegerFormat | None:

@@ -104,9 +104,10 @@ class Recipe:
     into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
     afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
 
-    `widen` is for networks with normalization layers, in which a few channels are many times as large as the others: it
-    is the SQNR in dB at the outputs that 8-bit activations together must keep. Those that cost most get 16 bits until
-    they do. Activations that have more than 8 bits already have nothing to gain.
+    `widen` is for networks with normalization layers, in which a few channels are many times as large as the others,
+    and for what attention multiplies in any network: it is the SQNR in dB at the outputs that 8-bit activations
+    together must keep. Those that cost most get 16 bits until they do. Activations that have more than 8 bits already
+    have nothing to gain.
 
     `rounding` is how the device rounds activations: "half-even", as the file says, or "dpu", ties upwards. All that is
     chosen by what it does is then judged with that rounding; the file itself has no field for it.
