@@ -241,6 +241,19 @@ def test_pixels_and_regions():
     assert agreed(Task.SEGMENT, maps, maps).figures["same_pixels"] == 1.0
 
 
+def test_a_mask_is_judged_by_what_it_marks():
+    """A quarter of the object is lost: the background, 31 of 32 of the image, would hide that."""
+    first = np.zeros((1, 1, 16, 16), np.float32)
+    first[0, 0, :4, :2] = 1.0
+    second = first.copy()
+    second[0, 0, 3, :2] = 0.0
+    assert agreed(Task.SEGMENT, first, second).figures["overlap"] == pytest.approx(3 / 4)
+    assert agreed(Task.SEGMENT, second, first).figures["overlap"] == pytest.approx(3 / 4)
+    nothing = np.zeros_like(first)
+    assert agreed(Task.SEGMENT, nothing, nothing).figures["overlap"] == 1.0
+    assert agreed(Task.SEGMENT, nothing, first).figures["overlap"] == 0.0
+
+
 def test_vectors_keep_their_ranking():
     rng = np.random.default_rng(0)
     first = rng.standard_normal((12, 32)).astype(np.float32)

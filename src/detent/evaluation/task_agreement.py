@@ -69,6 +69,7 @@ LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a bl
 # Maps of peaks: at most this share of pixels is above half of the highest, and the median below this share of it. A
 # peak counts from this share of the highest on, and may move by this share of the larger side.
 MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.1, 0.1, 0.25, 0.02
+SMALLEST_REGION = 0.005  # the share of the pixels below which a region is no object
 
 FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
 STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
@@ -319,15 +320,19 @@ def _class_axis(shape: Sequence[int]) -> int:
 
 
 def _class_overlap(first: Floats, second: Floats) -> float:
-    """Return the mean over the classes that float sees of intersection over union."""
+    """Return the mean over the classes that float sees of intersection over union; of a mask, that of what it marks.
+
+    What a mask leaves out is most of the image, and overlaps well whatever becomes of the rest.
+    """
     if first.shape[-1] == 1:
         half = threshold(first)
-        one, other = (first[..., 0] > half).astype(int), (second[..., 0] > half).astype(int)
-    else:
-        one, other = first.argmax(-1), second.argmax(-1)
+        one, other = first[..., 0] > half, second[..., 0] > half
+        marked = one | other
+        return float((one & other).sum() / marked.sum()) if marked.mean() >= SMALLEST_REGION else 1.0
+    one, other = first.argmax(-1), second.argmax(-1)
     kinds, counts = np.unique(one, return_counts=True)
     shares = []
-    for kind in kinds[counts >= 0.005 * one.size]:
+    for kind in kinds[counts >= SMALLEST_REGION * one.size]:
         mine, its = one == kind, other == kind
         shares.append((mine & its).sum() / (mine | its).sum())
     return float(np.mean(shares)) if shares else 1.0
