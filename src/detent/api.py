@@ -90,10 +90,10 @@ def quantize(
     compile_ahead()
     from detent.pipeline.job import make_job
     from detent.pipeline.run import Run
-    from detent.pipeline.trials import with_better_gates, with_trials
+    from detent.pipeline.trials import with_better_steps, with_trials
 
     with _workers(options):
-        run = with_better_gates(Run(make_job(model, calibration, recipe, output, **options)))
+        run = with_better_steps(Run(make_job(model, calibration, recipe, output, **options)))
         report = with_trials(run, run.report()) if run.job.options["try_advice"] else run.report()
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=3)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from detent.prepare import FoldAffine, prepare
-from detent.prepare.replaced_operators import HardSwishToHardSigmoid, SetHardSigmoidSlope
+from detent.prepare.replaced_operators import HardSwishToHardSigmoid, HardSwishToRelu6, SetHardSigmoidSlope
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from tests.prepare.equivalence import check, f32, info, make, node, run
 
@@ -145,6 +145,32 @@ def test_hard_swish_taken_apart():
     ((old, new),) = step.moved
     assert old == "act"
     assert set(new.nodes) == {item.name for item in done.proto.graph.node}
+
+
+def conv_and_swish(*more):
+    weights = {
+        "w": np.linspace(-2, 2, 4 * 3 * 9).reshape(4, 3, 3, 3).astype(np.float32),
+        "b": np.arange(4.0, dtype="f"),
+    }
+    nodes = [node("Conv", "x w b", "c", name="conv"), node("HardSwish", "c", "y", name="act"), *more]
+    return make(nodes, {"x": [1, 3, 8, 8]}, {"y": None, **({"z": None} if more else {})}, weights)
+
+
+def test_a_hard_swish_that_lets_factors_through():
+    step = HardSwishToRelu6()
+    images = {"x": 3 * np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)}
+    done = check(step, conv_and_swish(), images, rtol=1e-5)
+    assert done.ops == ["Conv", "Conv", "Clip", "Mul"]
+    assert done.named("Mul").name == "act"
+    assert {old for old, _ in step.moved} == {"act"}
+
+
+def test_a_hard_swish_whose_input_is_read_by_others_stays():
+    images = {"x": np.ones((1, 3, 8, 8), np.float32)}
+    done = check(HardSwishToRelu6(), conv_and_swish(node("Relu", "c", "z")), images, exact=True)
+    assert "HardSwish" in done.ops
+    alone = make([node("HardSwish", "x", "y", name="act")], {"x": [3, 50]}, {"y": None})
+    assert check(HardSwishToRelu6(), alone, wide(), exact=True).ops == ["HardSwish"]
 
 
 @pytest.mark.parametrize(

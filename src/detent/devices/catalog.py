@@ -25,6 +25,7 @@ from detent.prepare import LEAVABLE, Pass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
     HardSwishToHardSigmoid,
+    HardSwishToRelu6,
     KeepMeanDims,
     ReduceMeanToPool,
     SplitGlobalPool,
@@ -202,6 +203,10 @@ OPTIONAL: Mapping[str, type[rewrites.Substitution]] = {
 }
 
 
+# Of the float model, likewise: a product through which channels are equalized is taken where it helps.
+OPTIONAL_PREPARATIONS = (RotateResiduals, HardSwishToRelu6)
+
+
 def with_steps(device: Device, recipe: Recipe) -> Device:
     """Return the device with the steps that the recipe also asks for, and without those that it leaves out."""
     check_steps(recipe)
@@ -220,7 +225,7 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
     return replace(
         device,
         preparations=chosen(
-            device.preparations, (*(step for each in others for step in each.preparations), RotateResiduals)
+            device.preparations, (*(step for each in others for step in each.preparations), *OPTIONAL_PREPARATIONS)
         ),
         substitutions=asked_first(chosen(device.substitutions, optional)),
         corrections=chosen(device.corrections, (step for each in others for step in each.corrections)),
@@ -230,8 +235,8 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
 def leavable_steps() -> list[str]:
     """Return the names that `without` may hold."""
     rules = [name for device in DEVICES.values() for name in device.constraints.names]
-    unasked = (SiluToTwoGates.step(), concats.STEP)  # what is done where it helps
-    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *unasked, *rules]))
+    where_it_helps = (SiluToTwoGates.step(), HardSwishToRelu6.step(), concats.STEP)
+    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *where_it_helps, *rules]))
 
 
 def _device_steps() -> list[str]:
@@ -243,7 +248,7 @@ def check_steps(recipe: Recipe) -> None:
     """Raise UsageError if a recipe names an unknown step, or names one in `without` and in `also`."""
     for key, given, known in (
         ("without", recipe.without, leavable_steps()),
-        ("also", recipe.also, [*OPTIONAL, RotateResiduals.step(), *_device_steps()]),
+        ("also", recipe.also, [*OPTIONAL, *(step.step() for step in OPTIONAL_PREPARATIONS), *_device_steps()]),
     ):
         for name in given:
             if name not in known:

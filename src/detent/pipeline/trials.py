@@ -1,7 +1,8 @@
 """Try what may help a bad result: to take it where it costs no other format, else so that a suggestion is measured.
 
-SiLU by two gates is taken before anything is written (`with_better_gates`), if one gate is worse than float and two are
-nearer by LEAST_GAIN. That costs some time on the device, which is said, and no other number format.
+Two steps are taken before anything is written (`with_better_steps`), if the result is worse than float and nearer with
+them by LEAST_GAIN: SiLU by two gates, and HardSwish as a product through which channels are equalized. They cost some
+time on the device, which is said, and no other number format.
 
 Everything else is suggested. It is tried only if the verdict is that the result is worse than float or broken, and
 within the time that the run took, at most MOST_SECONDS. Each trial quantizes with one thing changed, on the same
@@ -23,6 +24,8 @@ from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import check_recipe
 from detent.pipeline.run import OBSERVING, TRYING, Run
+from detent.prepare import Pass
+from detent.prepare.replaced_operators import HardSwishToRelu6
 from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
@@ -67,31 +70,45 @@ class _Change:
         return sum(known.values())
 
 
-def with_better_gates(run: Run) -> Run:
-    """Return the run, or one that computes each SiLU by two gates where one is worse than float and two are nearer.
+def with_better_steps(run: Run) -> Run:
+    """Return the run, or one with more steps, each where the result is worse than float and nearer with it.
 
-    Nothing is written yet. A recipe that names the step decides by itself; one without a refinement asks for none.
+    Nothing is written yet. A recipe that names steps decides by itself; one without a refinement asks for none.
     """
-    recipe, step = run.job.recipe, SiluToTwoGates.step()
-    if run.job.options["dry_run"] or recipe.refinement is None or recipe.also or step in recipe.without:
+    recipe = run.job.recipe
+    if run.job.options["dry_run"] or recipe.refinement is None or recipe.also:
         return run
-    if not any(change.by == SigmoidToHardSigmoid.__name__ for change in run.planned.notes.changes):
-        return run
-    before = _worst_if_bad(run)
+    if any(change.by == SigmoidToHardSigmoid.__name__ for change in run.planned.notes.changes):
+        run = _with_step(run, SiluToTwoGates, "one HardSigmoid for each SiLU", "two, so these were", "one")
+    if recipe.equalize is not None and any(node.op_type == "HardSwish" for node in run.prepared.model.graph):
+        said = (
+            "HardSwish as it is",
+            "x/6 * clip(x + 3, 0, 6), whose channels can be equalized, so that was",
+            "HardSwish",
+        )
+        run = _with_step(run, HardSwishToRelu6, *said)
+    return run
+
+
+def _with_step(run: Run, step: type[Pass], plain: str, instead: str, kept: str) -> Run:
+    """Return a run with the step if the result is bad and nearer to float with it; else the run itself."""
+    recipe, name = run.job.recipe, step.step()
+    before = None if name in recipe.without else _worst_if_bad(run)
     if before is None:
         return run
-    gated = run.with_recipe(with_settings(recipe, (f"also={step}",)))
-    if not any(change.by == SiluToTwoGates.__name__ for change in gated.planned.notes.changes):
+    other = run.with_recipe(recipe.replace(also=(*recipe.also, name)))
+    if not any(change.by == step.__name__ for change in other.planned.notes.changes):
         return run
-    fidelity = gated.measured.fidelity
+    fidelity = other.measured.fidelity
     after = None if fidelity is None else worst_sqnr(fidelity)
     if after is None or after < before + LEAST_GAIN:
         return run
-    gated.note = (
-        f"With one HardSigmoid for each SiLU the result was worse than float: {before:.1f} dB, and {after:.1f} dB with "
-        f"two, so these were taken. `--set without={step}` keeps one, which is quicker on the device."
+    note = (
+        f"With {plain} the result was worse than float: {before:.1f} dB, and {after:.1f} dB with {instead} taken. "
+        f"`--set without={name}` keeps {kept}, which is quicker on the device."
     )
-    return gated
+    other.note = " ".join(filter(None, (run.note, note)))
+    return other
 
 
 def _worst_if_bad(run: Run) -> float | None:

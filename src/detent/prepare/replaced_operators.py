@@ -27,6 +27,14 @@ MergeClips: Min and Max with a number are a Clip with one bound, and Relu is Cli
 to [c, d] remains a Clip to [max(a, c), min(b, d)], if the two overlap. So Keras' older ReLU6, Max(Min(Relu(x), 6), 0),
 is Clip(x, 0, 6), which goes with the layer before it.
 
+HardSwishToRelu6: HardSwish(x) = x/6 * clip(x + 3, 0, 6), and with x' = s x / 6 for any factor s > 0 of a channel
+
+    s HardSwish(x) = x' * clip(6/s x' + 3, 0, 6)
+
+So a layer's channels, which differ in size by orders of magnitude, can be brought to one size (equalize/) before they
+are rounded, with s in the layers before and behind. Through HardSwish itself no factor passes. The map 6 x' + 3 is a
+depthwise convolution of one pixel, whose weights take 1/s in.
+
 HardSwishToHardSigmoid: for devices that have HardSigmoid alone, x * HardSigmoid(x), with slope 1/6.
 
 SetHardSigmoidSlope: clip(a x + b, 0, 1) is clip(x'/6 + 1/2, 0, 1) of x' = 6 a x + 6 b - 3, so that a HardSigmoid of any
@@ -42,6 +50,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph import values
+from detent.prepare.affine import Affine, fold_after
 from detent.prepare.base import OperatorPass, Pass, axes_of, main_opset
 
 
@@ -455,6 +464,46 @@ def _bound(value: ir.Value | None, absent: float | None) -> float | None:
         return absent
     array = values.constant(value)
     return None if array is None or array.dtype != np.float32 else values.scalar_of(value)
+
+
+class HardSwishToRelu6(OperatorPass):
+    """Replace HardSwish(x) behind a convolution by x/6 * clip(x + 3, 0, 6): its channels can be equalized.
+
+    Cases:
+    - the factor 1/6 goes into the convolution;
+    - declined: x is not the result of a Conv on images, it is read by others as well, or its weights are computed.
+    """
+
+    operators = ("HardSwish",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        source, result = node.inputs[0], node.outputs[0]
+        layer = None if source is None else source.producer()
+        weight = values.constant(layer.inputs[1]) if layer is not None and values.is_standard(layer, "Conv") else None
+        if source is None or layer is None or weight is None or weight.ndim != 4:
+            return "its input is not the result of a Conv on images, with constant weights"
+        if len(source.uses()) != 1 or source.is_graph_output():
+            return f"others read the result of Conv '{layer.name}' too"
+        reason = fold_after(self, model, layer, Affine(np.full(1, 1 / 6), np.zeros(1)))
+        if reason is not None:
+            return reason
+        channels = len(weight)
+        factor = self.initializer(model, node, "slope", np.full((channels, 1, 1, 1), 6, weight.dtype))
+        offset = self.initializer(model, node, "offset", np.full(channels, 3, weight.dtype))
+        low, high = (self.initializer(model, node, f"at_{at}", np.array(at, weight.dtype)) for at in (0, 6))
+        attributes: dict[str, int | list[int]] = {"group": channels, "kernel_shape": [1, 1]}
+        shift = ir.node("Conv", [source, factor, offset], attributes, name=self.fresh(model, node, "shift"))
+        gate = ir.node("Clip", [shift.outputs[0], low, high], name=self.fresh(model, node, "gate"))
+        for inner in (shift, gate):
+            inner.outputs[0].name = self.fresh(model, inner, "output")
+            inner.outputs[0].type, inner.outputs[0].shape = result.type, result.shape
+        product = ir.node("Mul", [source, gate.outputs[0]], name=node.name)
+        model.graph.insert_before(node, [shift, gate, product])
+        values.take_over(result, product.outputs[0])
+        model.graph.remove(node, safe=True)
+        self.replaced(node, shift, gate, product)
+        self.changed(product, "HardSwish became x/6 * clip(x + 3, 0, 6), so that channels can be equalized")
+        return None
 
 
 class HardSwishToHardSigmoid(OperatorPass):
