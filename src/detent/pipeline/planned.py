@@ -8,8 +8,9 @@ rounded,
 
 because errors of different tensors do not know of each other. So each is measured by itself, on a few samples, and the
 costliest are widened until those that are left add up to what `Recipe.widen` allows. The sum is then measured too, and
-the bound corrected by it. Neighbours are measured together first: where a run of them costs next to nothing together,
-as most of attention does, none of them has to be measured alone.
+the bound corrected by it. The more candidates, the fewer samples rank them; the sum is measured on all of the samples.
+Neighbours are measured together first: where a run of them costs next to nothing together, as most of attention does,
+none of them has to be measured alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import onnx_ir as ir
 
 from detent.devices.device import Rules
 from detent.devices.rewrites import GuardDivisors, SaturatingClip, Substitution
-from detent.execute.probe import Variant
+from detent.execute.probe import Probe, Variant
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
@@ -44,6 +45,8 @@ RUN = 6  # neighbours that are measured together first
 NEGLIGIBLE = 0.25  # the share of the allowed error that runs which are not taken apart may have together
 
 MEMORY = 1 << 28  # bytes for the variants that are measured at once: more of them are hardly quicker
+
+INFERENCES = 200  # that ranking may cost, of which each candidate takes half of one for each sample
 
 ROUNDS = 3  # how often the sum is measured, and corrected
 
@@ -94,29 +97,35 @@ class _Measured:
 
     def __init__(self, model: ir.Model, plan: Plan, observed: Observed, samples: Sequence[PendingSample]) -> None:
         self._model, self._plan, self._samples, self._prepared = model, plan, samples, observed.prepared
+        self._probe = Probe(model, plan.layout)
 
     def together(self, groups: Groups) -> float:
         """Return the error of all these groups at once."""
-        return self._errors([tuple(groups)])[tuple(groups)] if groups else 0.0
+        return self._errors([tuple(groups)], self._samples)[tuple(groups)] if groups else 0.0
 
     def costs(self, groups: Groups, allowed: float) -> dict[tuple[str, ...], float]:
         """Return the error of each group; an equal share of that of its run, if that is negligible."""
         runs = [tuple(groups[at : at + RUN]) for at in range(0, len(groups), RUN)]
         least = NEGLIGIBLE * allowed / len(runs)
-        errors = self._errors(runs)
-        alone = self._errors([(group,) for run in runs if errors[run] > least for group in run])
+        few = self._samples[: max(1, 2 * INFERENCES // len(groups))]
+        errors = self._errors(runs, few)
+        alone = self._errors([(group,) for run in runs if errors[run] > least for group in run], few)
         return {
             group: alone[(group,)] if errors[run] > least else errors[run] / len(run) for run in runs for group in run
         }
 
-    def _errors(self, unions: Sequence[tuple[tuple[str, ...], ...]]) -> dict[tuple[tuple[str, ...], ...], float]:
+    def _errors(
+        self, unions: Sequence[tuple[tuple[str, ...], ...]], samples: Sequence[PendingSample]
+    ) -> dict[tuple[tuple[str, ...], ...], float]:
         variants = [
             Variant(str(at), rounding={name: self._plan.of(name) for group in union for name in group})
             for at, union in enumerate(unions)
         ]
         threads = self._prepared.job.collecting.threads
         parts = self._prepared.parts or None  # boxes of a detector, of 0..640, would hide its scores
-        found = errors_of(self._model, self._plan, variants, self._samples, parts=parts, threads=threads, memory=MEMORY)
+        found = errors_of(
+            self._model, self._plan, variants, samples, parts=parts, threads=threads, memory=MEMORY, probe=self._probe
+        )
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
 
 

@@ -35,7 +35,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.evaluation.fidelity import looks_like_scores
-from detent.execute.probe import UNCHANGED, Variant
+from detent.execute.probe import UNCHANGED, Probe, Variant
 from detent.graph.session import usable_cores
 from detent.observe.executors import begun, workers_of
 from detent.observe.samples import PendingSample, Source
@@ -60,12 +60,12 @@ MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, No
 
 
 @contextmanager
-def on_threads(comparison: VariantComparison, threads: int) -> Iterator[MeasureSamples]:
+def on_threads(compare: Callable[[PendingSample], VariantErrors], threads: int) -> Iterator[MeasureSamples]:
     """Measure in this many threads within the block."""
     with ThreadPoolExecutor(threads) as pool:
 
         def measure(samples: Sequence[PendingSample]) -> Generator[VariantErrors, None, None]:
-            yield from pool.map(comparison, samples)
+            yield from pool.map(compare, samples)
 
         yield measure
 
@@ -188,14 +188,29 @@ def errors_of(
     threads: int = 0,
     memory: int = 1 << 30,
     progress: Progress = silent,
+    probe: Probe | None = None,
 ) -> dict[str, float]:
     """Return the error of each variant of the float model on all samples, by its name.
 
-    It is that at the worst of the `parts`; with None, the mean over whole outputs.
+    It is that at the worst of the `parts`; with None, the mean over whole outputs. Whoever asks several times gives a
+    `probe` of the model, whose sessions serve again.
     """
     cores = threads or usable_cores()
-    with on_threads(VariantComparison(model, plan, UNCHANGED, variants, parts or {}, memory // cores), cores) as run:
-        sums = _Measurement(run, samples, progress).sums()
+    probe = Probe(model, plan.layout) if probe is None else probe
+    # With fewer samples than cores, each sample is measured by several of them.
+    shares = max(1, min(len(variants), cores // len(samples)))
+    comparisons = [
+        VariantComparison(model, plan, UNCHANGED, variants[share::shares], parts or {}, memory // cores, probe)
+        for share in range(shares)
+    ]
+    with ThreadPoolExecutor(cores) as pool:
+
+        def compare(sample: PendingSample) -> VariantErrors:
+            found = [pool.submit(comparison, sample) for comparison in comparisons]
+            return reduce(VariantErrors.__or__, (each.result() for each in found))
+
+        with on_threads(compare, cores) as run:
+            sums = _Measurement(run, samples, progress).sums()
     _check_answers(sums)
     error = sums.mean_error if parts is None else sums.error
     return {variant.name: error(variant.name) for variant in variants}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -158,6 +158,10 @@ class VariantErrors:
             {name: count + more.changed[name] for name, count in self.changed.items()},
         )
 
+    def __or__(self, others: VariantErrors) -> VariantErrors:
+        """Return the sums of these variants and of other ones, over the same samples."""
+        return replace(self, noise={**self.noise, **others.noise}, changed={**self.changed, **others.changed})
+
     def errors(self, variant: str) -> Floats:
         """Return the noise power of a variant over the signal power of each part; infinite if it is not a number.
 
@@ -203,9 +207,13 @@ class VariantComparison:
         variants: Sequence[Variant],
         parts: Parts,
         memory: int = 1 << 30,
+        probe: Probe | None = None,
     ) -> None:
-        """Prepare to run `variants` of `base`, with about `memory` bytes for their values."""
-        self._float = Probe(model, plan.layout)
+        """Prepare to run `variants` of `base`, with about `memory` bytes for their values.
+
+        `probe` is one of the float model that is there already: its sessions serve again.
+        """
+        self._float = Probe(model, plan.layout) if probe is None else probe
         self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
         self._variants, self._memory = variants, memory
         self._together: int | None = None
