@@ -94,3 +94,18 @@ def test_int16_scales_are_a_fraction(largest, dtype):
     assert whole.size and whole.min() >= 1
     wanted = 2 * largest / (params.format.high - params.format.low)
     assert abs(float(params.scale) - wanted) <= max(wanted / 2**14, 2.0**-16)
+
+
+@given(
+    values=arrays(np.float32, (4, 3), elements=st.floats(-300, 300, width=32) | st.just(float("nan"))),
+    axis=st.sampled_from([None, 0, 1, -1]),
+    zero=st.integers(-20, 20),
+)
+def test_what_is_clipped_is_told_number_by_number(values, axis, zero):
+    # int8 with scale 1 holds -128 - zero .. 127 - zero; what rounds to one of these is not clipped.
+    channels = () if axis is None else (values.shape[axis],)
+    params = QuantParams(
+        IntegerFormat("int8", symmetric=False), np.ones(channels), np.full(channels, zero, np.int64), axis
+    )
+    rounded = np.rint(values)
+    np.testing.assert_array_equal(params.clipped(values), (rounded + zero < -128) | (rounded + zero > 127))

@@ -285,7 +285,17 @@ class QuantParams(Params):
         return decode_activation(encode_activation(values, self, ties), self)
 
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        found = codec.levels(values, *self.broadcast(np.shape(values)), self.format.bits)
+        array = np.asarray(values)
+        # Most weights are within their codes, which the ends of each channel tell without a look at every number.
+        if array.size and not self.block:
+            others = tuple(axis for axis in range(array.ndim) if self.axis is None or axis != self.axis % array.ndim)
+            ends = np.stack([array.min(axis=others, keepdims=True), array.max(axis=others, keepdims=True)])
+            if np.isfinite(ends).all() and not any(self._beyond(end).any() for end in ends):
+                return np.zeros(array.shape, np.bool_)
+        return self._beyond(array)
+
+    def _beyond(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        found = codec.levels(values, *self.broadcast(values.shape), self.format.bits)
         return (found < self.format.low) | (found > self.format.high)
 
     def broadcast(self, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
