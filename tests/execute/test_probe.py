@@ -185,6 +185,29 @@ def test_variants_are_stacked_where_that_changes_nothing(tail, batch, monkeypatc
         np.testing.assert_array_equal(probe(SAMPLE, [variant])[variant.name][0], found[variant.name][0])
 
 
+def test_a_huge_model_is_read_where_it_is(monkeypatch):
+    # Four products with weights of 256 kB each: two sections, each there as a whole and in segments.
+    nodes = [node("MatMul", f"{'x' if at == 0 else f'm{at - 1}'} w{at}", f"m{at}") for at in range(4)]
+    weights = {f"w{at}": normal(256, 256, seed=at) / 16 for at in range(4)}
+    model, plan = planned(build(nodes, "m3", weights, [info("x", (1, 256))]), {"x": normal(1, 256, seed=9)})
+    sample = Sample(0, "the sample", {"x": normal(1, 256, seed=10)})
+    variants = [unit.variant for unit in quantized_units(model, plan)]
+    expected = Probe(model, plan.layout)(sample, variants)
+    copied, program = [], probe_module.Program
+
+    def watched(*given, copies=True):
+        copied.append(copies)
+        return program(*given, copies=copies)
+
+    monkeypatch.setattr(probe_module, "HUGE_MODEL", 1 << 20)
+    monkeypatch.setattr(probe_module, "Program", watched)
+    found = Probe(model, plan.layout)(sample, variants)
+    for name, (output,) in expected.items():
+        np.testing.assert_allclose(found[name][0], output, rtol=1e-4, atol=1e-4)
+    assert copied.count(True) == 2, "sections as wholes"
+    assert copied.count(False) == 4 + 4, "segments, and those of variants with other weights"
+
+
 def test_results_that_no_output_depends_on_are_not_computed():
     constants = {"w": normal(2, 3, 1, 1)}
     model, plan = planned(build([node("Conv", "x w", "y"), node("Sigmoid", "x", "unused")], "y", constants))

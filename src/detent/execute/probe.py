@@ -26,6 +26,8 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.execute.quantized_walk import Program, Segment, cut_segments, needed_segments
+from detent.graph.save import tensor_bytes
+from detent.graph.session import HUGE_MODEL
 from detent.graph.values import constant, is_constant
 from detent.numerics.interface import Params
 from detent.observe.samples import Sample
@@ -72,7 +74,10 @@ class Probe:
         self._readers = Counter(str(value.name) for segment in segments for value in segment.inputs)
         self._readers.update(self.outputs)
         self._sections = [_Section(segments[cut : cut + together], self._readers, layout) for cut in cuts]
+        self._wholes = {section.whole for section in self._sections if len(section.segments) > 1}
         self._programs: dict[tuple[Segment, tuple[int, ...]], Program] = {}
+        # Each section is there twice, as a whole and in segments. Most of the time goes into wholes.
+        self._copies = tensor_bytes(model) < HUGE_MODEL
         self._open_batch = all(_is_open(value) for value in model.graph.inputs)
         self._lock = threading.RLock()
 
@@ -215,6 +220,7 @@ class Probe:
                     segment.outputs,
                     feeds,
                     lambda node, index: self._read(node, index, numbers),
+                    copies=self._copies or segment in self._wholes,
                 )
             return self._programs[key]
 

@@ -93,9 +93,20 @@ class Program:
     """Nodes that are ready to run on one sample after another, in any number of threads."""
 
     def __init__(
-        self, model: ir.Model, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], like: Feeds, constants: Constants
+        self,
+        model: ir.Model,
+        nodes: Sequence[ir.Node],
+        outputs: Sequence[ir.Value],
+        like: Feeds,
+        constants: Constants,
+        *,
+        copies: bool = True,
     ) -> None:
-        """Load the nodes. `like` is what goes in, for the types."""
+        """Load the nodes. `like` is what goes in, for the types.
+
+        Without `copies` of the weights, which are in the order in which products read them, it takes less memory and
+        more time.
+        """
         self._outputs = [str(value.name) for value in outputs]
         self._where = f"node '{nodes[-1].name}' ({nodes[-1].op_type})"
         arrays: dict[str, Array] = {}
@@ -108,8 +119,8 @@ class Program:
         opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
         options, shared = segment_options(), set[str]()
-        if sum(array.nbytes for array in large.values()) >= LARGE_MODEL:
-            options.add_session_config_entry("session.disable_prepacking", "1")  # which would be another copy
+        if not copies or sum(array.nbytes for array in large.values()) >= LARGE_MODEL:
+            options.add_session_config_entry("session.disable_prepacking", "1")
             shared = read_as_they_are((node.op_type, node.input) for node in protos) & set(large)
         self._in_use = with_weights(options, large, shared)
         self._session = open_session(serialize(proto), options)
