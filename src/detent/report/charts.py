@@ -145,10 +145,9 @@ class DepthChart:
         axis = Axis.over(point.value for line in self.series for point in line if point is not None)
         named = [point for point in self.series[0] if point is not None and point.name]
         parts = [*_horizontal_grid(axis), *(self._ticks() if named else _ends("first", "last"))]
-        limits = [
-            (_percent(1 - axis.along(each)), of) for each, of in self.limits.items() if axis.low < each < axis.high
-        ]
-        parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y, _ in limits]
+        limits = [each for each in self.limits if axis.low < each < axis.high]
+        heights = [_percent(1 - axis.along(each)) for each in limits]
+        parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y in heights]
         styles = [f"line s{number}" for number in range(len(self.series))]
         for number, line in enumerate(self.series):
             placed = [
@@ -162,9 +161,10 @@ class DepthChart:
                 _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
             ]
             parts += self._extremes(placed)
-        # Last: they stay legible over dots.
-        parts += [tag("text", of, x="100%", y=y, dy=-4, text_anchor="end", class_="limit") for y, of in limits]
-        return _figure(parts, "plot tall", f"{self.unit}, along the network", _legend(self.names, styles))
+        # Not beside the lines: hundreds of dots would lie below the words.
+        meanings = [legend_key("range", self.limits[each]) for each in limits]
+        legend = joined([_legend(self.names, styles), *meanings])
+        return _figure(parts, "plot tall", f"{self.unit}, along the network", legend)
 
     def _ticks(self) -> Iterator[Markup]:
         """Name a few places along the network: the first, the last and some between."""
