@@ -81,7 +81,8 @@ def line_of(result: object, width: int = 160) -> str:
     """Return a result in one line: <Report: model.onnx -> model_int8.onnx. Close to float.>"""
     document = document_of(result)
     verdict = document.verdict.title if document.verdict is not None else next(iter(document.closing), "")
-    words = " ".join(". ".join(part for part in (next(iter(document.headline), ""), verdict) if part).split())
+    subject = next(iter(document.headline), document.title).removesuffix(".")
+    words = " ".join(". ".join(part for part in (subject, verdict) if part).split())
     return f"<{type(result).__name__}: {words if len(words) <= width else words[: width - 1] + '…'}>"
 
 
