@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from hypothesis import given
@@ -36,6 +37,13 @@ def test_the_chart_has_a_dot_an_interval_and_a_name_for_each():
     assert [dot.get("cx") for dot in dots] == ["50.00%", "100.00%"]
     assert len([line for line in root.iter("line") if "whisker" in line.get("class")]) == 1
     assert [dot.find("title").text.split(":")[0] for dot in dots] == [HOSTILE[0], "b"]
+
+
+def test_names_of_candidates_that_stand_close_do_not_overlap():
+    some = [Estimate(f"digits_{at}", 1.0, cost=4.0 + 0.01 * at) for at in range(4)]
+    root = ElementTree.fromstring(FrontChart(some, "MB", "points").draw())
+    heights = sorted(int(text.get("dy")) for text in root.iter("text") if text.get("class") == "who")
+    assert len(heights) == 4 and all(later - each >= 15 for each, later in pairwise(heights))
 
 
 def test_models_side_by_side_have_size_time_and_accuracy():

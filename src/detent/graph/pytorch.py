@@ -126,11 +126,11 @@ def _opened(torch: Any, path: Path) -> Any:
         return torch.jit.load(path, map_location="cpu")
     except (RuntimeError, ValueError, OSError, KeyError, EOFError, AssertionError, TypeError) as error:
         # Pickled modules are not opened: unpickling runs whatever code the file names.
+        reason = _first_line(error).partition(". ")[0].removesuffix(".")
         raise ModelError(
-            f"{path} is neither an exported program nor TorchScript ({_first_line(error).partition('. ')[0].removesuffix('.')}). A "
-            "pickled module or a state_dict cannot be opened alone: load it in Python and give the module to "
-            "detent.quantize(module, ..., example_inputs=...), save it with torch.export.save, or export it to ONNX "
-            "with the tool that made it."
+            f"{path} is neither an exported program nor TorchScript ({reason}). A pickled module or a state_dict "
+            "cannot be opened alone: load it in Python and give the module to detent.quantize(module, ..., "
+            "example_inputs=...), save it with torch.export.save, or export it to ONNX with the tool that made it."
         ) from error
 
 

@@ -28,6 +28,11 @@ ONE_VALUE = 0.3  # of a decade: how far a count of one stands above the axis, so
 
 TICK_NAMES = 5  # places along the network that are named
 CANDIDATE_LETTERS = 26  # of a candidate's name
+# Pixels: of a front on a phone, as its style sheet has it, of a letter and a line, and of names from their dots.
+FRONT_WIDTH, FRONT_HEIGHT = 280, 260
+LETTER, LINE = 7.0, 15.0
+NAME_ASIDE = 10
+NAME_PLACES = (-8, 18, -24, 34, -40, 50)
 
 Value = str | int | None
 
@@ -322,6 +327,7 @@ class FrontChart:
         parts.append(self._steps(across, up))
         for each in self.candidates:
             parts += self._dot(each, across, up)
+        parts += self._names(across, up)
         svg = tag("svg", *parts, class_="plot front", role="img", aria_label=label)
         return tag("figure", svg, tag("figcaption", f"{label}. The line is the front: nothing beats what is on it."))
 
@@ -341,12 +347,28 @@ class FrontChart:
             yield tag("line", x1=_percent(x), x2=_percent(x), y1=low, y2=high, class_=f"whisker{style}")
         about = tag("title", f"{each.name}: {each.cost:.4g} {self.cost}, {each.loss:.4g} {self.loss}")
         yield tag("circle", about, cx=_percent(x), cy=_percent(y), r=5, class_=f"dot{style}")
-        aside, anchor = (-10, "end") if x > 0.6 else (10, "start")
-        place = {"x": _percent(x), "y": _percent(y), "text_anchor": anchor}
-        # Names alternate above and below: candidates of about the same cost stand close together.
-        above = self.candidates.index(each) % 2 == 0
-        name = in_the_middle(each.name, CANDIDATE_LETTERS)
-        yield tag("text", name, **place, dx=aside, dy=-8 if above else 18, class_="who")
+
+    def _names(self, across: Axis, up: Axis) -> Iterator[Markup]:
+        """Name the dots: above or below, and further away where candidates of about the same cost stand close."""
+        taken: list[tuple[float, float, float]] = []  # left and right end, and height
+        for each in sorted(self.candidates, key=lambda candidate: candidate.cost):
+            x, y = across.along(each.cost), 1 - up.along(each.loss)
+            name = in_the_middle(each.name, CANDIDATE_LETTERS)
+            wide = LETTER * len(name) + NAME_ASIDE
+            left = x * FRONT_WIDTH > wide  # where there is room, all on one side: neighbours do not swap names
+            aside, anchor = (-NAME_ASIDE, "end") if left else (NAME_ASIDE, "start")
+            ends = (x * FRONT_WIDTH - wide * left, x * FRONT_WIDTH + wide * (not left))
+            free = (
+                dy
+                for dy in NAME_PLACES
+                if not any(
+                    first < ends[1] and ends[0] < last and abs(y * FRONT_HEIGHT + dy - height) < LINE
+                    for first, last, height in taken
+                )
+            )
+            dy = next(free, NAME_PLACES[0])
+            taken.append((*ends, y * FRONT_HEIGHT + dy))
+            yield tag("text", name, x=_percent(x), y=_percent(y), text_anchor=anchor, dx=aside, dy=dy, class_="who")
 
 
 class Chart(Protocol):
