@@ -10,6 +10,7 @@ import time
 
 import onnx
 import pytest
+import typer
 
 from tests.conftest import tiny_model
 
@@ -136,3 +137,20 @@ def test_data_without_its_option_is_told_the_option(detent, tmp_path):
         assert outcome.code == 2 and f"--calib {tmp_path / 'images'}" in outcome.err.replace("\n", "")
     assert "Data is given" not in detent("quantize", "m.onnx", "o.onnx", tmp_path / "nowhere").err
     assert "Data is given" not in detent("quantize", "m.onnx", "o.onnx", "x", "--calib", tmp_path / "images").err
+
+
+def test_every_device_option_completes_devices():
+    from detent.cli import app
+
+    commands = typer.main.get_command(app).commands
+    options = {name: {each.name: each for each in command.params} for name, command in commands.items()}
+    with_device = {
+        name: found["device"]
+        for name, found in options.items()
+        if "device" in found and "--device" in found["device"].opts
+    }
+    assert {"quantize", "check", "deploy", "compare"} <= set(with_device)
+    for name, option in with_device.items():
+        command = commands[name]
+        completed = option.shell_complete(command.make_context(name, [], resilient_parsing=True), "st")
+        assert [each.value for each in completed] == ["stx", "strix-halo"], name

@@ -109,4 +109,6 @@ def test_a_real_yolo_is_a_detector_with_its_metadata(torch):
     ultralytics = pytest.importorskip("ultralytics", reason="Ultralytics is not installed")
     assert "ultralytics" in sys.modules
     report = detent.quantize(ultralytics.YOLO("yolov8n.yaml"), None, IMAGES, try_advice=False)
-    assert report.fidelity.agreement.task == "detect" and report.postprocessing is not None
+    # An untrained one finds nothing in noise, so that its detections cannot be compared.
+    assert {each.key: each.value for each in report.model.metadata_props}["task"] == "detect"
+    assert report.postprocessing is not None

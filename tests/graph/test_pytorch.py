@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import namedtuple
 
 import numpy as np
 import onnxruntime
@@ -67,6 +68,17 @@ def test_outputs_have_the_keys_of_a_dict(torch, proto):
         ("wide", 4),
         ("a", 3),
     ]
+
+
+def test_outputs_have_the_fields_of_a_named_tuple(torch):
+    fields = namedtuple("fields", ("scores", "boxes"))
+
+    class Two(torch.nn.Module):
+        def forward(self, x):
+            return fields(torch.relu(x), torch.relu(x).sum(1))
+
+    exported = detent.from_torch(Two(), torch.zeros(1, 3, 4, 4))
+    assert [each.name for each in exported.graph.output] == ["scores", "boxes"]
 
 
 def test_nodes_have_the_names_of_their_modules(proto):

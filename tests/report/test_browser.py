@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from detent.report import documents
 from detent.report.documents import write_page
 from detent.results.tensors import NetworkNode
 from tests.report.browser import Browser, find_browser
@@ -58,6 +59,15 @@ def test_pages_are_drawn_without_complaints_and_fit_the_width(browser, files, na
     assert browser.requests == [files[name].as_uri()]
     assert browser.run("window.hurt") is None
     assert browser.run("document.querySelectorAll('img, script:not(:last-child)').length") == 0
+
+
+def test_the_verdict_comes_before_how_the_run_was_made(browser, files):
+    browser.open(files["quantize"])
+    places = [
+        browser.run(f"document.querySelector('{each}').getBoundingClientRect().top")
+        for each in ("h1", ".verdict", ".tiles", ".about")
+    ]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -180,6 +190,25 @@ def test_a_histogram_is_drawn_when_its_row_is_opened(page):
     name = page.run("document.querySelector('tr.below').previousSibling.dataset.name")
     page.click(f"tr[data-name='{name}'] .open")
     assert page.run(drawn) == 0
+
+
+def test_what_rows_of_a_large_page_open_into_is_unpacked(browser, tmp_path, monkeypatch):
+    """The deflated page is smaller, says nothing twice, and opens the same rows and panels."""
+    write_page(quantization(), tmp_path / "plain.html")
+    monkeypatch.setattr(documents, "LARGE", 100)
+    write_page(quantization(), tmp_path / "packed.html")
+    assert (tmp_path / "packed.html").stat().st_size < (tmp_path / "plain.html").stat().st_size
+    assert '<template id="of-' not in (tmp_path / "packed.html").read_text("utf-8")
+    contents = "[...document.querySelectorAll('template[id]')].map(each => each.outerHTML)"
+    browser.open(tmp_path / "plain.html")
+    wanted = browser.run(contents)
+    browser.open(tmp_path / "packed.html")
+    ready = "!document.querySelector('template.packed')"
+    browser.run(f"(async () => {{ while (!({ready})) await new Promise(then => setTimeout(then, 10)); }})()")
+    assert browser.run(contents) == wanted
+    browser.click("tr[data-opens] .open")
+    assert browser.run("document.querySelectorAll('tr.below path.bars').length") >= 1
+    assert browser.problems == []
 
 
 def test_a_dot_of_the_chart_opens_its_layer(page):

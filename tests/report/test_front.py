@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from hypothesis import given
@@ -38,6 +39,13 @@ def test_the_chart_has_a_dot_an_interval_and_a_name_for_each():
     assert [dot.find("title").text.split(":")[0] for dot in dots] == [HOSTILE[0], "b"]
 
 
+def test_names_of_candidates_that_stand_close_do_not_overlap():
+    some = [Estimate(f"digits_{at}", 1.0, cost=4.0 + 0.01 * at) for at in range(4)]
+    root = ElementTree.fromstring(FrontChart(some, "MB", "points").draw())
+    heights = sorted(int(text.get("dy")) for text in root.iter("text") if text.get("class") == "who")
+    assert len(heights) == 4 and all(later - each >= 15 for each, later in pairwise(heights))
+
+
 def test_models_side_by_side_have_size_time_and_accuracy():
     found = named_evaluation()
     costs = (9.0, 3.0, 4.5)
@@ -66,6 +74,7 @@ def test_extremes_limits_and_places_along_the_network_are_named():
     points = [Point(f"l{at}", value, name=f"layer{at}") for at, value in enumerate(values)]
     root = ElementTree.fromstring(DepthChart([points], "dB", limits={20.0: "twenty", 10.0: "ten", 90.0: "out"}).draw())
     texts = [text.text for text in root.iter("text")]
+    meanings = [key[0].tail for key in root.iter("span")]  # below: beside the lines they would lie over dots
     assert "layer3 8.0" in texts and "layer0 40.0" in texts and "layer5 18.0" not in texts
-    assert {"twenty", "ten"} <= set(texts) and "out" not in texts
+    assert meanings == ["twenty", "ten"] and not {"twenty", "ten", "out"} & set(texts)
     assert texts.count("layer0") == texts.count("layer5") == 1

@@ -227,7 +227,11 @@ def compare(
     data: Annotated[Path | None, typer.Option("--data", help="For models: a folder of images, .npy or .npz.")] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Side by side, with the estimated time on phx, hpt, stx, krk or strix-halo."),
+        typer.Option(
+            "--device",
+            help="Side by side, with the estimated time on phx, hpt, stx, krk or strix-halo.",
+            autocompletion=ui.complete_device,
+        ),
     ] = None,
     page: ui.PageOptions,
     **options: Unpack[opt.CompareOptions],
@@ -346,6 +350,7 @@ def check(
             "--target",
             help="phx, hpt, stx, krk, strix-halo or cpu; or npu-xint8, npu-a8w8, npu-a16w8, npu-bf16. "
             "Default: the last kind, by the file's numbers.",
+            autocompletion=ui.complete_device,
         ),
     ] = None,
     ep_report: Annotated[
@@ -393,7 +398,12 @@ def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: ui.Prin
 def deploy(
     model: ui.AnyModel,
     folder: Annotated[Path, typer.Argument(help="Output folder; new or empty.", metavar="DIR")],
-    device: Annotated[str, typer.Option("--device", "--target", help="phx, hpt, stx, krk or strix-halo.")],
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", "--target", help="phx, hpt, stx, krk or strix-halo.", autocompletion=ui.complete_device
+        ),
+    ],
     tail: Annotated[Path | None, typer.Option("--tail", help="Second part of a split model.")] = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Folder of images, .npy or .npz. Default: random data.")

@@ -76,7 +76,7 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
 def _called(torch: Any, module: Any, positional: Any, named: Any, name: str) -> list[str] | None:
     """Call the module once: an error here is about the inputs or the outputs, and none of the exporter's.
 
-    Return the keys, if it returns a dict of tensors: they are what its outputs are called.
+    Return the keys of a dict or the fields of a named tuple of tensors: they are what its outputs are called.
     """
     try:
         with torch.no_grad():
@@ -92,9 +92,11 @@ def _called(torch: Any, module: Any, positional: Any, named: Any, name: str) -> 
             f"{name} returns a {type(found).__name__}, which torch cannot export. Wrap it in a module that returns a "
             "tensor, a tuple or a dict of tensors."
         )
-    if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+    keys = list(found) if isinstance(found, Mapping) else getattr(found, "_fields", None)
+    values = found.values() if isinstance(found, Mapping) else found
+    if keys is None or not all(isinstance(each, torch.Tensor) for each in values):
         return None
-    return [str(key) for key in found]
+    return [str(key) for key in keys]
 
 
 def _keys_of(program: Any) -> list[str] | None:
@@ -124,11 +126,11 @@ def _opened(torch: Any, path: Path) -> Any:
         return torch.jit.load(path, map_location="cpu")
     except (RuntimeError, ValueError, OSError, KeyError, EOFError, AssertionError, TypeError) as error:
         # Pickled modules are not opened: unpickling runs whatever code the file names.
+        reason = _first_line(error).partition(". ")[0].removesuffix(".")
         raise ModelError(
-            f"{path} is neither an exported program nor TorchScript ({_first_line(error).partition('. ')[0]}). A "
-            "pickled module or a state_dict cannot be opened alone: load it in Python and give the module to "
-            "detent.quantize(module, ..., example_inputs=...), save it with torch.export.save, or export it to ONNX "
-            "with the tool that made it."
+            f"{path} is neither an exported program nor TorchScript ({reason}). A pickled module or a state_dict "
+            "cannot be opened alone: load it in Python and give the module to detent.quantize(module, ..., "
+            "example_inputs=...), save it with torch.export.save, or export it to ONNX with the tool that made it."
         ) from error
 
 
@@ -187,15 +189,16 @@ def _exported_by_ultralytics(model: Any, inputs: Any, shapes: Shapes | None) -> 
     with TemporaryDirectory() as folder:
         # The exporter writes beside the file that the weights are from.
         copied.model.pt_path = str(Path(folder, f"{Path(str(model.model_name)).stem}.pt"))
-        path = copied.export(
-            format="onnx", imgsz=list(shape[-2:]), batch=1, simplify=False, device="cpu", verbose=False
-        )
+        with _quiet():  # it would tell of a file in that folder
+            path = copied.export(
+                format="onnx", imgsz=list(shape[-2:]), batch=1, simplify=False, device="cpu", verbose=False
+            )
         return onnx.load(path)
 
 
 def _first_line(error: BaseException) -> str:
-    line = next(iter(str(error).strip().splitlines()), "")
-    return line or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def _user_code(error: BaseException) -> str:

@@ -28,6 +28,11 @@ ONE_VALUE = 0.3  # of a decade: how far a count of one stands above the axis, so
 
 TICK_NAMES = 5  # places along the network that are named
 CANDIDATE_LETTERS = 26  # of a candidate's name
+# Pixels: of a front on a phone, as its style sheet has it, of a letter and a line, and of names from their dots.
+FRONT_WIDTH, FRONT_HEIGHT = 280, 260
+LETTER, LINE = 7.0, 15.0
+NAME_ASIDE = 10
+NAME_PLACES = (-8, 18, -24, 34, -40, 50)
 
 Value = str | int | None
 
@@ -145,10 +150,9 @@ class DepthChart:
         axis = Axis.over(point.value for line in self.series for point in line if point is not None)
         named = [point for point in self.series[0] if point is not None and point.name]
         parts = [*_horizontal_grid(axis), *(self._ticks() if named else _ends("first", "last"))]
-        limits = [
-            (_percent(1 - axis.along(each)), of) for each, of in self.limits.items() if axis.low < each < axis.high
-        ]
-        parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y, _ in limits]
+        limits = [each for each in self.limits if axis.low < each < axis.high]
+        heights = [_percent(1 - axis.along(each)) for each in limits]
+        parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y in heights]
         styles = [f"line s{number}" for number in range(len(self.series))]
         for number, line in enumerate(self.series):
             placed = [
@@ -162,9 +166,10 @@ class DepthChart:
                 _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
             ]
             parts += self._extremes(placed)
-        # Last: they stay legible over dots.
-        parts += [tag("text", of, x="100%", y=y, dy=-4, text_anchor="end", class_="limit") for y, of in limits]
-        return _figure(parts, "plot tall", f"{self.unit}, along the network", _legend(self.names, styles))
+        # Not beside the lines: hundreds of dots would lie below the words.
+        meanings = [legend_key("range", self.limits[each]) for each in limits]
+        legend = joined([_legend(self.names, styles), *meanings])
+        return _figure(parts, "plot tall", f"{self.unit}, along the network", legend)
 
     def _ticks(self) -> Iterator[Markup]:
         """Name a few places along the network: the first, the last and some between."""
@@ -322,6 +327,7 @@ class FrontChart:
         parts.append(self._steps(across, up))
         for each in self.candidates:
             parts += self._dot(each, across, up)
+        parts += self._names(across, up)
         svg = tag("svg", *parts, class_="plot front", role="img", aria_label=label)
         return tag("figure", svg, tag("figcaption", f"{label}. The line is the front: nothing beats what is on it."))
 
@@ -341,12 +347,28 @@ class FrontChart:
             yield tag("line", x1=_percent(x), x2=_percent(x), y1=low, y2=high, class_=f"whisker{style}")
         about = tag("title", f"{each.name}: {each.cost:.4g} {self.cost}, {each.loss:.4g} {self.loss}")
         yield tag("circle", about, cx=_percent(x), cy=_percent(y), r=5, class_=f"dot{style}")
-        aside, anchor = (-10, "end") if x > 0.6 else (10, "start")
-        place = {"x": _percent(x), "y": _percent(y), "text_anchor": anchor}
-        # Names alternate above and below: candidates of about the same cost stand close together.
-        above = self.candidates.index(each) % 2 == 0
-        name = in_the_middle(each.name, CANDIDATE_LETTERS)
-        yield tag("text", name, **place, dx=aside, dy=-8 if above else 18, class_="who")
+
+    def _names(self, across: Axis, up: Axis) -> Iterator[Markup]:
+        """Name the dots: above or below, and further away where candidates of about the same cost stand close."""
+        taken: list[tuple[float, float, float]] = []  # left and right end, and height
+        for each in sorted(self.candidates, key=lambda candidate: candidate.cost):
+            x, y = across.along(each.cost), 1 - up.along(each.loss)
+            name = in_the_middle(each.name, CANDIDATE_LETTERS)
+            wide = LETTER * len(name) + NAME_ASIDE
+            left = x * FRONT_WIDTH > wide  # where there is room, all on one side: neighbours do not swap names
+            aside, anchor = (-NAME_ASIDE, "end") if left else (NAME_ASIDE, "start")
+            ends = (x * FRONT_WIDTH - wide * left, x * FRONT_WIDTH + wide * (not left))
+            free = (
+                dy
+                for dy in NAME_PLACES
+                if not any(
+                    first < ends[1] and ends[0] < last and abs(y * FRONT_HEIGHT + dy - height) < LINE
+                    for first, last, height in taken
+                )
+            )
+            dy = next(free, NAME_PLACES[0])
+            taken.append((*ends, y * FRONT_HEIGHT + dy))
+            yield tag("text", name, x=_percent(x), y=_percent(y), text_anchor=anchor, dx=aside, dy=dy, class_="who")
 
 
 class Chart(Protocol):

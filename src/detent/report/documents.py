@@ -11,6 +11,7 @@ import base64
 import hashlib
 import io
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -80,7 +81,8 @@ def line_of(result: object, width: int = 160) -> str:
     """Return a result in one line: <Report: model.onnx -> model_int8.onnx. Close to float.>"""
     document = document_of(result)
     verdict = document.verdict.title if document.verdict is not None else next(iter(document.closing), "")
-    words = " ".join(". ".join(part for part in (next(iter(document.headline), ""), verdict) if part).split())
+    subject = next(iter(document.headline), document.title).removesuffix(".")
+    words = " ".join(". ".join(part for part in (subject, verdict) if part).split())
     return f"<{type(result).__name__}: {words if len(words) <= width else words[: width - 1] + '…'}>"
 
 
@@ -91,6 +93,7 @@ def text_of(result: object, width: int = 120, *, verbose: bool = False) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
+LARGE = 1_000_000  # letters of what rows open into, from which on it is deflated: 1,000 layers have three times that
 FEW = 12  # rows that are shown before the others are asked for
 
 # Where a long name may be broken: behind a separator, but not within a number.
@@ -163,9 +166,18 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     templates.filters["parts"] = _PARTS.split
+    templates.filters["packed"] = _packed
     templates.tests["on_page"] = lambda part: part is not None and part.on != "terminal"
     templates.globals.update(few=FEW, kind_of=lambda block: _KINDS[type(block)])
     return templates
+
+
+def _packed(markup: Markup) -> Markup:
+    """Return markup for the script to unpack if it is large. Nothing of it is shown before a row is opened."""
+    if len(markup) < LARGE:
+        return markup
+    packed = base64.b64encode(zlib.compress(markup.encode(), 9)).decode()
+    return Markup('<template class="packed">{}</template>').format(packed)
 
 
 def _finalize(value: Any) -> Any:

@@ -223,9 +223,9 @@ def _figures(report: Report) -> list[doc.KeyFigure]:
         meaning = f"{size(report.bytes_before)} before, {ratio(report.bytes_before, report.bytes_after)}."
         figures.append(doc.KeyFigure("Size", size(report.bytes_after), meaning))
     quantized = sum(node.quantized for node in report.nodes)
-    others = "The others are computed" if quantized < len(report.nodes) else "None is computed"
+    others = "The others stay" if quantized < len(report.nodes) else "None stays"
     count = f"{quantized} of {len(report.nodes)}"
-    figures.append(doc.KeyFigure("Nodes quantized", count, f"{others} in float, as before."))
+    figures.append(doc.KeyFigure("Nodes quantized", count, f"{others} in float."))
     if report.device is not None:
         figures.append(device_figure(report.device))
     return figures

@@ -23,6 +23,7 @@
     const scale = () => svg.clientWidth / view.width;
 
     function look(x, y, width) {
+      if (!svg.clientWidth || !svg.clientHeight) return; // it is not shown now
       const height = (width * svg.clientHeight) / svg.clientWidth;
       const left = Math.min(Math.max(x, all.x - width / 2), all.x + all.width - width / 2);
       const top = Math.min(Math.max(y, all.y - height / 2), all.y + all.height - height / 2);

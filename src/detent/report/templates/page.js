@@ -1,6 +1,14 @@
 "use strict";
 // Tables are sorted, searched and opened. Text is only ever read and compared, never turned into markup.
 (() => {
+  // What the rows of a large page open into is deflated; it is markup that the page was made with.
+  async function unpack(packed) {
+    const bytes = Uint8Array.from(atob(packed.content.textContent), (each) => each.charCodeAt(0));
+    const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    packed.outerHTML = await new Response(whole).text();
+  }
+  for (const packed of document.querySelectorAll("template.packed")) unpack(packed);
+
   const text = (cell) => cell.dataset.key ?? "";
   const places = new Intl.Collator(undefined, { numeric: true });
 
@@ -65,7 +73,8 @@
     function toggle(row, wanted) {
       const button = row.querySelector(".open");
       const open = wanted ?? !opened.has(row);
-      if (open === opened.has(row)) return;
+      const content = document.getElementById(`of-${row.dataset.opens}`);
+      if (open === opened.has(row) || !content) return; // without it, it is being unpacked
       button.setAttribute("aria-expanded", String(open));
       row.classList.toggle("opened-row", open);
       if (!open) {
@@ -77,7 +86,7 @@
       const cell = document.createElement("td");
       below.className = "below";
       cell.colSpan = heads.length;
-      cell.append(document.getElementById(`of-${row.dataset.opens}`).content.cloneNode(true));
+      cell.append(content.content.cloneNode(true));
       below.append(cell);
       row.after(below);
       opened.set(row, below);
