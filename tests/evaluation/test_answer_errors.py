@@ -109,3 +109,12 @@ def test_parts_count_alike():
     sums = [{"small": (1.0, 10.0), "large": (3e6, 1e7)}, {"small": (3.0, 10.0), "large": (1e6, 1e7)}]
     assert total_error(sums) == pytest.approx((0.2 + 0.2) / 2)
     assert total_error([{"dead": (float("nan"), 0.0)}]) == np.inf
+
+
+def test_numbers_that_float_is_not_sure_of_do_not_count():
+    purpose = Purpose(Task.REGRESS, "", confidences={"pitch": "sure"})
+    expected = {"pitch": np.array([[3.0, 4.0]]), "sure": np.array([[0.9, 0.1]])}
+    found = {"pitch": np.array([[3.0, 9.0]]), "sure": expected["sure"]}
+    assert total_error([error_sums(purpose, {}, expected, found, 1)]) == 0.0
+    assert total_error([error_sums(Purpose(Task.REGRESS, ""), {}, expected, found, 1)]) > 0.0
+    assert total_error([error_sums(purpose, {}, expected, found | {"pitch": np.array([[0.0, 4.0]])}, 1)]) == 0.5

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
 from detent.evaluation.fidelity import NoiseSums, measure_fidelity, shown_parts
-from detent.evaluation.task_agreement import Purpose
+from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
@@ -122,6 +122,26 @@ def test_a_score_map_in_which_float_finds_nothing_is_silent(peak, silent):
     scores = Purpose(Task.SEGMENT, "by test")
     assert [*measured(chain("Identity"), chain("Neg"), [values], purpose=scores).silent] == silent
     assert not measured(chain("Identity"), chain("Neg"), [values]).silent
+
+
+@pytest.mark.parametrize(("sure", "level"), [(4.0, "broken"), (-4.0, "close")])
+def test_numbers_count_where_float_is_sure_of_them(sure, level):
+    """The last two of four numbers are wrong; float is as sure of them as `sure` says."""
+
+    def model(op):
+        graph = chain(op).graph
+        graph.node.add().CopyFrom(helper.make_node("Sigmoid", ["z"], ["s"], name="s"))
+        graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 4]))
+        graph.output.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, ["N", 4]))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    def load_sample():
+        return {"x": np.array([[-3, -4, 3, 4]], np.float32), "z": np.array([[4, 4, sure, sure]], np.float32)}
+
+    purpose = purpose_of(load(model("Neg")), "regress")
+    sample = PendingSample(0, "sample", True, load_sample, 1)
+    found = measure_fidelity(Runner(load(model("Neg"))), load(model("Abs")), {"y": "y"}, [sample], purpose=purpose)
+    assert judge(found).level == level
 
 
 def test_shapes_that_depend_on_data_are_left_out_and_named():

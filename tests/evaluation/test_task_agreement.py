@@ -135,6 +135,39 @@ def test_numbers_are_compared_with_how_much_they_differ():
     assert "error_of_spread" not in summed.figures and summed.samples == 4
 
 
+def pitches(samples=4, frames=6):
+    """Return a pitch and a confidence for each frame; float is sure of every other one, and differs there by 10."""
+    rng = np.random.default_rng(0)
+    sure = np.tile([0.9, 0.2], (samples, frames // 2))
+    return {"pitch": 200.0 + 10.0 * rng.choice([-1.0, 1.0], (samples, frames)), "sure": sure}
+
+
+def test_numbers_that_float_is_not_sure_of_say_nothing():
+    expected = pitches()
+    octave = expected["pitch"] * np.where(expected["sure"] > 0.5, 1.0, 2.0)  # wrong where there is no pitch
+    facts = {"confidences": {"pitch": "sure"}}
+    kept = agreed(Task.REGRESS, expected, expected | {"pitch": octave}, **facts)
+    assert kept.figures["relative_error"] == kept.figures["error_of_spread"] == 0.0
+    assert kept.summary.startswith("of the 50 % of the numbers that float is sure of, ")
+    assert agreed(Task.REGRESS, expected, expected | {"pitch": octave}).figures["relative_error"] > 0.5
+    still = np.where(expected["sure"] > 0.5, 200.0, expected["pitch"])
+    lost = agreed(Task.REGRESS, expected, expected | {"pitch": still}, **facts)
+    assert lost.figures["error_of_spread"] >= 1.0
+    # What frames without a pitch differ by is no spread that an error may hide in.
+    noise = np.where(expected["sure"] > 0.5, expected["pitch"], 1e4 * np.eye(4, 6))
+    one, other = (
+        agreed(Task.REGRESS, {**expected, "pitch": each}, {**expected, "pitch": each + 5.0}, **facts)
+        for each in (expected["pitch"], noise)
+    )
+    assert one.figures["error_of_spread"] == other.figures["error_of_spread"] > 0.4
+
+
+def test_a_model_that_is_sure_of_nothing_tells_nothing():
+    expected = pitches() | {"sure": np.full((4, 6), 0.1)}
+    found = agreed(Task.REGRESS, expected, expected, confidences={"pitch": "sure"})
+    assert found.figures["unsure"] == 1.0 and found.summary == "the float model is sure of nothing in these samples"
+
+
 def steps(text, classes=5, sure=0.9):
     """Return the scores of one sequence: a row of shares for each class in `text`, [1, steps, classes]."""
     return np.array([[[sure if at == each else (1 - sure) / (classes - 1) for at in range(classes)] for each in text]])

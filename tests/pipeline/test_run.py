@@ -21,6 +21,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.recipe.file import find_recipe
 from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
 from tests.conftest import tiny_model
+from tests.models import build, info
 
 DEMO = {"calibration": CALIBRATION, "preprocess": PreprocessOptions(file=PREPROCESS)}
 
@@ -104,6 +105,15 @@ def test_the_figures_are_measured_on_held_out_samples(report):
     assert report.fidelity.outputs["logits"].sqnr_db > 12
     assert report.worst_tensors()[0].closeness.sqnr_db <= report.worst_tensors()[-1].closeness.sqnr_db
     assert len(report.worst_tensors()) == 10
+
+
+def test_a_few_numbers_are_judged_on_as_many_samples_as_a_class():
+    weight = np.random.default_rng(0).standard_normal((8, 1)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["rating"], "layer")]
+    model = build(nodes, [info("rating", (1, 1))], {"weight": weight}, [info("x", (1, 8))])
+    report = detent.quantize(model, None, np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32))
+    assert report.fidelity.agreement.task == "regress" and report.judgement.level == "close"
+    assert (report.fidelity.samples, report.fidelity.counted) == (32, 24)  # 8 are held out
 
 
 def test_a_modelproto_in_and_out(samples):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from detent.errors import UsageError
-from detent.tasks import Task, answer_heads, class_count, find_task, recognise_task
+from detent.tasks import Task, answer_heads, class_count, find_task, number_confidences, recognise_task
 from detent.tasks.endings import passed_on
 from tests.models import as_ir, build, info, node, normal
 
@@ -256,3 +258,45 @@ def test_rows_as_long_as_the_input_are_no_classes():
     assert found is Task.REGRESS
     found, _ = recognise_task(as_ir(outputs(("y", (1, 188)), inputs=sound)).graph, {})
     assert found is Task.CLASSIFY
+
+
+def beside(*nodes: onnx.NodeProto, second: Sequence[int] = (1, 5)) -> onnx.ModelProto:
+    """A model of two outputs, `number` and `sure`."""
+    return build(
+        list(nodes),
+        [info("number", (1, 5)), info("sure", second)],
+        {"zero": np.zeros((), np.float32), "part": np.ones((5, 2), np.float32)},
+        [info("x", (1, 5))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "second", "confident"),
+    [
+        ([node("Exp", "x", "number"), node("Sigmoid", "x", "sure")], (1, 5), True),
+        (
+            [
+                node("Exp", "x", "number"),
+                node("Sigmoid", "x", "s"),
+                node("Greater", "x zero", "asked"),
+                node("Where", "asked s zero", "sure"),
+            ],
+            (1, 5),
+            True,
+        ),
+        ([node("Exp", "x", "number"), node("Sigmoid", "number", "sure")], (1, 5), False),  # logits, and their shares
+        ([node("Sigmoid", "x", "sure"), node("Exp", "sure", "number")], (1, 5), False),
+        ([node("HardSigmoid", "x", "number"), node("Sigmoid", "x", "sure")], (1, 5), False),
+        ([node("Exp", "x", "number"), node("Tanh", "x", "sure")], (1, 5), False),
+        (
+            [node("Exp", "x", "number"), node("MatMul", "x part", "h"), node("Sigmoid", "h", "sure")],
+            (1, 2),
+            False,
+        ),
+    ],
+)
+def test_an_output_may_say_how_sure_another_is(
+    nodes: list[onnx.NodeProto], second: Sequence[int], confident: bool
+) -> None:
+    found = number_confidences(as_ir(beside(*nodes, second=second)).graph)
+    assert found == ({"number": "sure"} if confident else {})

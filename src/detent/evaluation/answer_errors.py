@@ -11,7 +11,8 @@ few samples, is
                those of the float model; and 1 - the overlap of the boxes, each weighing as much as its score
     segment    the divergence, mean over the positions
     embed      1 - the cosine
-    others     the squared error of every part of every output, relative to its signal
+    others     the squared error of every part of every output, relative to its signal, where the float model is sure
+               of its numbers (task_agreement.py)
 
 The error of several samples is the mean over its parts of sum(wrong) / sum(right). Parts count alike, however large
 their numbers are: boxes of 0..640 do not outweigh scores of 0..1. A sample in which a detector sees nothing has no
@@ -33,6 +34,7 @@ from detent.evaluation.task_agreement import (
     head_of,
     in_steps,
     step_scores,
+    where_sure,
 )
 from detent.tasks import Task
 from detent.tasks.detection import overlaps_in_pairs
@@ -61,6 +63,7 @@ _PART = "part of "  # how names of parts begin, which stand for answers where th
 def error_sums(
     purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, found: Outputs, samples: int
 ) -> Sums:
+    expected, found = where_sure(purpose, expected, found)
     try:
         with np.errstate(all="ignore"):  # what is not finite ends as an infinite error
             read = _BY_TASK.get(purpose.task)

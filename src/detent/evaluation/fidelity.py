@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from detent.emulator import EmulatedValues
 from detent.errors import ModelError, listed
-from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
+from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers, where_sure
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.graph.values import all_finite, constant, input_at, is_standard
@@ -408,7 +408,7 @@ class _Comparison:
         self, pending: PendingSample, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
     ) -> _Looked:
         """Return the sums of each value and part, and the answers."""
-        expected, found = _without_common_infinities(expected, found)
+        expected, found = where_sure(self.purpose, *_without_common_infinities(expected, found))
         pairs = {name: (x, found[name]) for name, x in expected.items() if x.shape == found[name].shape}
         floats = _float_pairs(pairs, self.quantized_model, pending.origin)
         before, after = _answers(self.purpose, set(self.outputs), expected, found)

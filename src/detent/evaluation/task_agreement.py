@@ -13,7 +13,8 @@
     embed      the cosine of each vector, and the rank correlation of all similarities between two samples
     image      the PSNR, against the span of the float image
     regress    the error relative to the signal, and to how much the numbers differ between samples: those who answer
-               30 to everything are right about the age of most people (the figures of parts say more)
+               30 to everything are right about the age of most people (the figures of parts say more). Where another
+               output says how sure the model is of each number, those that float is not sure of are left out
 
 Losses are fractions, 0 for the same answers. Their interval is that of a bootstrap over samples; of few samples with no
 change at all, the upper end is Wilson's for the share of changes times what a change usually costs.
@@ -54,6 +55,7 @@ from detent.tasks import (
     class_count,
     find_task,
     image_size,
+    number_confidences,
     takes_tokens,
 )
 from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
@@ -71,6 +73,7 @@ LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a bl
 MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.1, 0.1, 0.25, 0.02
 SMALLEST_REGION = 0.005  # the share of the pixels below which a region is no object
 
+SURE = 0.5  # the confidence below which a number may be anything, as the pitch of silence
 FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
 STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
 
@@ -84,7 +87,8 @@ class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
     `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
-    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known.
+    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known; `confidences` are
+    the outputs that say how sure the numbers of another are, by the name of that one.
     """
 
     task: Task
@@ -94,6 +98,7 @@ class Purpose:
     passed_on: frozenset[str] = frozenset()
     tokens: bool = False
     heads: Mapping[str, HeadKind] = field(default_factory=dict)
+    confidences: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def usual_kind(self) -> HeadKind:
@@ -114,13 +119,21 @@ class Purpose:
         """Return the outputs that are answers."""
         return {name: array for name, array in outputs.items() if name not in self.passed_on}
 
+    def unsure(self, outputs: Outputs) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return where the numbers of each output are that the model itself is not sure of, if it says so."""
+        pairs = {name: sure for name, sure in self.confidences.items() if name in outputs and sure in outputs}
+        return {
+            name: outputs[sure] < SURE for name, sure in pairs.items() if outputs[sure].shape == outputs[name].shape
+        }
+
 
 def purpose_of(model: ir.Model, named: str | None, shapes: Mapping[str, Shape] | None = None) -> Purpose:
     """Return what a model is for. Raise UsageError for a task that it cannot have."""
     graph, metadata = model.graph, dict(model.metadata_props)
     task, why = find_task(named, graph, metadata, shapes)
-    heads = answer_heads(task, graph, shapes)
-    return Purpose(task, why, class_count(metadata), image_size(graph), passed_on(graph), takes_tokens(graph), heads)
+    heads, sure = answer_heads(task, graph, shapes), number_confidences(graph, shapes)
+    image, given, tokens = image_size(graph), passed_on(graph), takes_tokens(graph)
+    return Purpose(task, why, class_count(metadata), image, given, tokens, heads, sure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +144,21 @@ class SampleAnswer:
     vectors: tuple[Floats, Floats] | None = None
 
 
+def where_sure(purpose: Purpose, expected: Outputs, found: Outputs) -> tuple[Outputs, Outputs]:
+    """Return both with 0 for the numbers that the float model is not sure of: what they are says nothing."""
+    unsure = {name: where for name, where in purpose.unsure(expected).items() if found[name].shape == where.shape}
+    if not unsure:
+        return expected, found
+    one, other = (
+        outputs | {name: np.where(where, outputs[name].dtype.type(0), outputs[name]) for name, where in unsure.items()}
+        for outputs in (dict(expected), dict(found))
+    )
+    return one, other
+
+
 def compare_answers(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     """Return what became of each sample's answer; empty if this output cannot be read as the task's."""
+    expected, found = where_sure(purpose, expected, found)
     try:
         return _READERS[purpose.task](purpose, purpose.answers(expected), purpose.answers(found), samples)
     except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
@@ -505,7 +531,7 @@ def _imaged(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
     return None, None, {"psnr_db": mean, "worst_psnr_db": least}, text
 
 
-def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def _regress(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     # A number without an axis is that of the one sample.
     arrays = {
         name: array for name, array in expected.items() if array.dtype.kind == "f" and (array.ndim or samples == 1)
@@ -513,39 +539,49 @@ def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
     rows = {name: len(array) if array.shape[:1] == (samples,) else 0 for name, array in arrays.items()}
     if samples > 1 and not all(rows.values()):
         raise ValueError("the rows of an output are not those of the samples")
+    unsure = purpose.unsure(expected)
     answers = []
     for at in range(samples):
-        signal = noise = 0.0
-        for name, array in arrays.items():
-            x, y = (each[at] if rows[name] else each for each in (array, found[name]))
-            signal += float(np.square(x, dtype=np.float64).sum())
-            noise += float(np.square(x.astype(np.float64) - y).sum())
+        pairs = {
+            name: (array[at], found[name][at]) if rows[name] else (array, found[name]) for name, array in arrays.items()
+        }
+        signal = sum(float(np.square(x, dtype=np.float64).sum()) for x, _ in pairs.values())
+        noise = sum(float(np.square(x.astype(np.float64) - y).sum()) for x, y in pairs.values())
         error = math.sqrt(noise / signal) if signal else float(noise > 0)
-        rows_of = [
-            (array[at], found[name][at]) if rows[name] else (array, found[name]) for name, array in arrays.items()
-        ]
-        few = sum(x.size for x, _ in rows_of) <= FEW_NUMBERS
-        both = tuple(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*rows_of, strict=True))
-        numbers = {"error": error if math.isfinite(error) else 1e9}
+        few = sum(x.size for x, _ in pairs.values()) <= FEW_NUMBERS
+        left_out = {name: where[at] if rows[name] else where for name, where in unsure.items()}
+        pairs |= {name: (np.where(where, np.nan, pairs[name][0]), pairs[name][1]) for name, where in left_out.items()}
+        sure = 1.0 - np.mean([where.mean() for where in left_out.values()]) if left_out else 1.0
+        numbers = {"error": error if math.isfinite(error) else 1e9, "sure": float(sure)}
+        both = tuple(np.concatenate([each.reshape(-1) for each in side]) for side in zip(*pairs.values(), strict=True))
         answers.append(SampleAnswer(numbers, (both[0], both[1]) if few else None))
     return answers
 
 
 def _regressed(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
-    mean, worst = float(rows["error"].mean()), float(rows["error"].max())
+    mean, worst, sure = float(rows["error"].mean()), float(rows["error"].max()), float(rows["sure"].mean())
     text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
     figures = {"relative_error": mean, "worst_relative_error": worst}
+    if sure < 1.0:
+        text = f"of the {100 * sure:.0f} % of the numbers that float is sure of, {text}"
+    if not sure:
+        return None, None, figures | {"unsure": 1.0}, "the float model is sure of nothing in these samples"
     pairs = [answer.vectors for answer in answers if answer.vectors is not None]
     # Samples of different lengths have no numbers in common.
     alike = len(pairs) == len(answers) and len({one.shape for one, _ in pairs}) == 1
     if not alike or len(pairs) < LEAST_SAMPLES:
         return None, None, figures, text
     one, other = (np.array([pair[at] for pair in pairs], np.float64) for at in (0, 1))
-    spread = one.std(0)
-    moving = spread > STILL * np.abs(one).max(0)
+    often = (~np.isnan(one)).sum(0) >= LEAST_SAMPLES  # float is sure of it
+    if not often.any():
+        return None, None, figures, text
+    one, other = one[:, often], other[:, often]
+    known = ~np.isnan(one)
+    spread = one.std(0, where=known)
+    moving = spread > STILL * np.abs(one).max(0, where=known, initial=0.0)
     if not moving.any():
         return None, None, figures | {"still": 1.0}, f"{text}; the float model gives all samples the same numbers"
-    ratio = float(np.median(np.square(one - other).mean(0)[moving] / np.square(spread[moving])))
+    ratio = float(np.median(np.square(one - other).mean(0, where=known)[moving] / np.square(spread[moving])))
     figures["error_of_spread"] = math.sqrt(ratio) if math.isfinite(ratio) else 1e9
     text += f"; it is {100 * figures['error_of_spread']:.2g} % of how much the numbers differ between samples"
     return None, None, figures, text

@@ -11,6 +11,7 @@ one whose answers are closer on samples that are held out is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from detent.evaluation.answer_errors import Sums, error_sums, total_error
 from detent.execute.inference import map_in_order
 from detent.graph.save import tensor_bytes
 from detent.graph.session import HUGE_MODEL
+from detent.graph.values import static_shape
 from detent.observe.samples import PendingSample
 from detent.pipeline.emitted import OpenedForm
 from detent.pipeline.observed import Observed
@@ -36,6 +38,7 @@ from detent.tasks.parts import output_parts
 
 JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
 ONE_ANSWER = (Task.CLASSIFY, Task.TAG)  # tasks that answer once for each sample
+FEW_NUMBERS = 64  # of a sample, such as an age or the angles of a head, are one answer too
 DENSE_SAMPLES = 8  # of a task that answers at many places of a sample
 FIRST_LOOK = 4  # samples after which what is clearly worse needs no more of them
 CLEARLY = 3.0  # standard errors of the mean difference
@@ -57,7 +60,7 @@ class JudgedOutputs:
     """The answers of the given model, to compare candidates with."""
 
     def __init__(self, prepared: Prepared, original: Original, samples: Sequence[PendingSample]) -> None:
-        self.samples = samples[: JUDGING_SAMPLES if prepared.purpose.task in ONE_ANSWER else DENSE_SAMPLES]
+        self.samples = samples[: JUDGING_SAMPLES if _answers_once(prepared) else DENSE_SAMPLES]
         self._prepared, self._original = prepared, original
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
@@ -145,7 +148,8 @@ def only_counted(observed: Observed) -> tuple[list[PendingSample], list[PendingS
     """Return samples to judge answers with if few were held out, and those to take too if the verdict is unclear.
 
     Only the ranges come from them. One sample is a single answer of a classifier, so it takes many; other tasks say
-    more with each.
+    more with each. How much numbers differ between samples takes many, too: of eight, every eighth of data in which
+    eight kinds take turns, all are of one kind.
     """
     observation, source, recipe = observed.observation, observed.source, observed.prepared.job.recipe
     if recipe.emulated is not None or source is None or source.random or not source.repeatable or observation.in_sample:
@@ -154,8 +158,15 @@ def only_counted(observed: Observed) -> tuple[list[PendingSample], list[PendingS
     learned += [RANGE_SAMPLES] if recipe.search_ranges else []
     learned += [] if recipe.widen is None else [WIDENING_SAMPLES]
     held = sum(each.size for each in observation.measured_on)
-    single = observed.prepared.purpose.task in ONE_ANSWER
-    at_once, at_most = (MANY_SAMPLES, ENOUGH_SAMPLES) if single else (0, ENOUGH_DENSE)
+    at_once, at_most = (MANY_SAMPLES, ENOUGH_SAMPLES) if _answers_once(observed.prepared) else (0, ENOUGH_DENSE)
     unused = source.peek(max(learned) + max(0, at_most - held))[max(learned) :]
     missing = max(0, at_once - held)
     return unused[:missing], unused[missing:]
+
+
+def _answers_once(prepared: Prepared) -> bool:
+    if prepared.purpose.task is not Task.REGRESS:
+        return prepared.purpose.task in ONE_ANSWER
+    shapes = [static_shape(value) for value in prepared.model.graph.outputs]
+    sizes = [(None,) if shape is None else shape[1:] for shape in shapes]
+    return all(math.prod(size or FEW_NUMBERS + 1 for size in each) <= FEW_NUMBERS for each in sizes)

@@ -137,7 +137,7 @@ def _worst(*found: tuple[Level, str]) -> tuple[Level, str]:
 
 def _by_spread(found: TaskAgreement) -> tuple[Level, str]:
     """Judge numbers by how much they differ between samples: an error as large as that leaves nothing of them."""
-    if "still" in found.figures:
+    if found.figures.keys() & {"still", "unsure"}:
         return "unclear", found.summary
     error = found.figures.get("error_of_spread", 0.0)
     return _graded(-error, (-CLOSE_SPREAD, -WORSE_SPREAD, -BROKEN_SPREAD)), found.summary

@@ -34,6 +34,7 @@ from detent.tasks.endings import (
     are_places,
     are_scores,
     are_tags,
+    confidences,
     ends_in,
     is_embedding,
     is_weighted_sum,
@@ -157,6 +158,11 @@ def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None
     if own in found.values():
         return found
     return {name: kind if kind == "number" else own for name, kind in found.items()}
+
+
+def number_confidences(graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, str]:
+    """Return each output of numbers beside which another says how sure they are, with the name of that one."""
+    return confidences(graph, _shapes(graph, shapes))
 
 
 _NEEDED = {

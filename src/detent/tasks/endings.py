@@ -135,6 +135,45 @@ def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKi
     return {**found, **{str(value.name): "number" if certain else "classes" for value in heads}}
 
 
+def confidences(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """Return each output of numbers beside which another says how sure they are, with the name of that one.
+
+    It is of the same shape, and a probability for each number: of the pitch of each frame, the depth of each pixel.
+    Neither may be computed from the other, as shares are from the logits that are given out beside them.
+    """
+    of_shape: dict[Shape, list[ir.Value]] = {}
+    for value in graph.outputs:
+        shape = shapes.get(str(value.name), ())
+        if any(size != 1 for size in shape[1:]) and _is_float(value):
+            of_shape.setdefault(shape, []).append(value)
+    found: dict[str, str] = {}
+    for values in of_shape.values():
+        sure = [value for value in values if _are_probabilities(value)]
+        numbers = [value for value in values if value not in sure and not ends_in(value, SHARES)]
+        if len(sure) == 1 and not _is_above(numbers, sure[0]):
+            found |= {str(value.name): str(sure[0].name) for value in numbers if not _is_above(sure, value)}
+    return found
+
+
+def _are_probabilities(value: ir.Value) -> bool:
+    node = last_node(value)
+    if node is not None and node.op_type == "Where":  # a constant where it is not asked for
+        return any(branch is not None and ends_in(branch, SIGMOIDS) for branch in node.inputs[1:])
+    return ends_in(value, SIGMOIDS) and not are_places(value)
+
+
+def _is_above(values: Sequence[ir.Value], value: ir.Value) -> bool:
+    """Tell whether one of the values is among those that a value is computed from."""
+    seen: set[ir.Value] = set()
+    waiting: list[ir.Value | None] = [value]
+    while waiting:
+        each = waiting.pop()
+        node = None if each is None or each in seen else each.producer()
+        seen |= set() if each is None else {each}
+        waiting += [] if node is None else node.inputs
+    return not seen.isdisjoint(values)
+
+
 def _is_called(value: ir.Value, words: Sequence[str]) -> bool:
     return any(word in str(value.name).lower() for word in words)
 
