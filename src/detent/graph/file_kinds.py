@@ -27,7 +27,6 @@ _ARCHIVES: tuple[tuple[bytes, str, str], ...] = (
     ),
     (b"model.weights.h5", "a Keras model", _KERAS),
     (b"config.json", "a Keras model", _KERAS),
-    (b".npy", "an archive of arrays", _DATA),
 )
 
 # What else is given as a model: how such a file begins, from which byte on; what it is; what to do.
@@ -58,6 +57,13 @@ _OTHER_FILES: tuple[tuple[bytes, int, str, str], ...] = (
     (b"{", 0, "JSON, as a failed download leaves it", "Download the model again."),
 )
 
+# What is data and no model; no output of a command takes the place of such a file.
+DATA_KINDS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"), ("an image", _DATA)),
+    **dict.fromkeys((".npy", ".npz"), ("an array", _DATA)),
+    ".csv": ("a table", _DATA),
+}
+
 # What has no bytes of its own, by the end of its name: it is looked at where those are not ONNX.
 _SUFFIXES = {
     ".pb": (
@@ -77,8 +83,7 @@ _SUFFIXES = {
         "NAME.pdiparams --save_file model.onnx`.",
     ),
     ".py": ("a Python script", "Give the model that it makes; a script for another quantizer is run by `detent run`."),
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif"), ("an image", _DATA)),
-    **dict.fromkeys((".npy", ".csv"), ("an array or a table", _DATA)),
+    **DATA_KINDS,
 }
 
 # Folders that are one model: a file in them.
