@@ -239,3 +239,19 @@ def test_layers_before_a_sequence_are_ranked():
     model.graph.output.append(helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, [1, 1, 8, 8]))
     ranked = detent.sensitivity(model, IMAGES)
     assert [layer.node for layer in ranked.found.layers] == ["make_c"]
+
+
+def test_a_spectrum_whose_sides_are_not_said_has_one():
+    window = np.hanning(16).astype(np.float32)
+    arrays = {"hop": np.array(8, np.int64), "window": window, "mel": RNG.random((9, 4)).astype(np.float32)}
+    nodes = [
+        helper.make_node("STFT", ["x", "hop", "window"], ["image"]),
+        helper.make_node("ReduceSumSquare", ["image"], ["power"], axes=[-1], keepdims=0),
+        helper.make_node("MatMul", ["power", "mel"], ["y"], name="mel"),
+    ]
+    model = model_of(nodes, arrays, shape=(1, 64))
+    waves = [RNG.standard_normal((1, 64)).astype(np.float32) for _ in range(4)]
+    for recipe in ("XINT8", "A8W8"):
+        report = detent.quantize(model, None, waves, recipe=recipe)
+        (found,) = opened(report).run(["y"], {"x": waves[0]})
+        assert found.shape == (1, 7, 4)  # 16 samples give 9 frequencies
