@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import json
+import lzma
 import struct
 import zipfile
 
@@ -31,7 +33,7 @@ FILES = {
         "detent.from_torch",
     ),
     "m.keras": (lambda path: archive(path, **{"metadata.json": b"{}", "config.json": b"{}"}), "--saved-model"),
-    "x.npz": (lambda path: np.savez(path, x=np.ones(3)), "for --calib"),
+    "x.npz": (lambda path: np.savez(path, x=np.ones(3)), "given by --calib"),
     "a.zip": (lambda path: archive(path, readme=b"hello"), "a zip archive"),
     "m.tflite": (lambda path: path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(40)), "--tflite"),
     "m.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(40)), "--saved-model"),
@@ -42,6 +44,13 @@ FILES = {
         lambda path: path.write_bytes(struct.pack("<Q", 20) + json.dumps({"w": {"dtype": "F32"}}).encode()),
         "optimum-cli",
     ),
+    "page.onnx": (lambda path: path.write_bytes(b"\xef\xbb\xbf\n\n <html><head>"), "a page or XML"),
+    "m.onnx.xz": (lambda path: path.write_bytes(lzma.compress(b"model")), "unxz"),
+    "m.onnx.bz2": (lambda path: path.write_bytes(bz2.compress(b"model")), "bunzip2"),
+    "m.pdmodel": (lambda path: path.write_bytes(b"\n\x0c\x08\0\x10\xff"), "paddle2onnx"),
+    "photo.jpg": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "an image.* given by --calib"),
+    "x.npy": (lambda path: np.save(path, np.ones(3)), "an array.* given by --calib"),
+    "export.py": (lambda path: path.write_bytes(b"import torch\n"), "a Python script"),
     "m.xml": (lambda path: path.write_bytes(b'<?xml version="1.0"?><net name="m" version="11">'), "OpenVINO"),
 }
 

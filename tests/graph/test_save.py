@@ -208,3 +208,17 @@ def test_a_file_that_another_process_moves_at_the_same_time(tmp_path, monkeypatc
     saving.save_together([(model, place) for place in places])
     assert [place.read_bytes() for place in places] == wanted
     assert sorted(tmp_path.iterdir()) == places
+
+
+@pytest.mark.parametrize("name", ["cat.jpg", "dog.PNG", "x.npy", "x.npz", "labels.csv"])
+def test_a_model_does_not_take_the_place_of_data(tmp_path, name):
+    saving.check_output(tmp_path / name)  # a new file may have any name
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(OutputError, match="would overwrite"):
+        saving.check_output(tmp_path / name)
+
+
+def test_a_file_is_no_folder_to_create(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(OutputError, match="is a file"):
+        saving.check_output(tmp_path / "m.onnx" / "out.onnx")

@@ -162,8 +162,8 @@ def test_sequences_inside_a_bfloat16_model_and_as_an_output():
     with_sequence = model_of(nodes, at)
     sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
     with_sequence.graph.output.append(sequence)
-    with pytest.raises(detent.ModelError, match="'s'"):
-        detent.quantize(with_sequence, None, IMAGES, "BF16")
+    report = detent.quantize(with_sequence, None, IMAGES, "BF16")
+    assert len(opened(report).run(["s"], {"x": IMAGES[0]})[0]) == 2
 
 
 INFINITE = {"low": np.array(-np.inf, np.float32), "zero": np.array(0, np.float32), "pads": np.array([0, 0, 1, 1] * 2)}
@@ -213,3 +213,45 @@ def test_an_input_without_axes_is_walked_through():
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, []))
     data = [{"x": image, "s": np.array(2, np.float32)} for image in IMAGES]
     assert detent.quantize(model, None, data, "BF16").model is not None
+
+
+@pytest.mark.parametrize("recipe", ["XINT8", "BF16"])
+@pytest.mark.parametrize("outputs", [("c", "parts"), ("parts",)])
+def test_a_sequence_that_is_an_output_is_compared_as_one_row(recipe, outputs):
+    model = model_of([conv(), helper.make_node("SplitToSequence", ["c"], ["parts"], axis=1)], WEIGHT, outputs=("c",))
+    parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, [1, 1, 8, 8])
+    values = [*model.graph.output, parts]
+    del model.graph.output[:]
+    model.graph.output.extend(value for value in values if value.name in outputs)
+    report = detent.quantize(model, None, IMAGES, recipe=recipe)
+    session = opened(report)
+    name = session.get_inputs()[0].name
+    found = session.run(["parts"], {name: IMAGES[0]})[0]
+    assert [part.shape for part in found] == [(1, 1, 8, 8)] * 4
+    measured = report.fidelity.outputs
+    assert set(measured) == set(outputs)
+    if len(outputs) == 2:  # the same numbers, whole and in parts
+        assert measured["parts"].sqnr_db == pytest.approx(measured["c"].sqnr_db)
+
+
+def test_layers_before_a_sequence_are_ranked():
+    model = model_of([conv(), helper.make_node("SplitToSequence", ["c"], ["parts"], axis=1)], WEIGHT, outputs=())
+    model.graph.output.append(helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, [1, 1, 8, 8]))
+    ranked = detent.sensitivity(model, IMAGES)
+    assert [layer.node for layer in ranked.found.layers] == ["make_c"]
+
+
+def test_a_spectrum_whose_sides_are_not_said_has_one():
+    window = np.hanning(16).astype(np.float32)
+    arrays = {"hop": np.array(8, np.int64), "window": window, "mel": RNG.random((9, 4)).astype(np.float32)}
+    nodes = [
+        helper.make_node("STFT", ["x", "hop", "window"], ["image"]),
+        helper.make_node("ReduceSumSquare", ["image"], ["power"], axes=[-1], keepdims=0),
+        helper.make_node("MatMul", ["power", "mel"], ["y"], name="mel"),
+    ]
+    model = model_of(nodes, arrays, shape=(1, 64))
+    waves = [RNG.standard_normal((1, 64)).astype(np.float32) for _ in range(4)]
+    for recipe in ("XINT8", "A8W8"):
+        report = detent.quantize(model, None, waves, recipe=recipe)
+        (found,) = opened(report).run(["y"], {"x": waves[0]})
+        assert found.shape == (1, 7, 4)  # 16 samples give 9 frequencies

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import detent
 from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
@@ -223,3 +224,23 @@ def test_a_shared_observation_changes_no_byte(monkeypatch):
     first = tune(None, max_drop=3.0)
     monkeypatch.setattr(observed.Observed, "serves", lambda self, job: False)
     assert tune(None, max_drop=3.0).model.SerializeToString() == first.model.SerializeToString()
+
+
+def test_the_only_layer_does_not_stay_float():
+    weights = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Gemm", ["x", "w"], ["y"], name="only", transB=1)],
+            "one layer",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+            [numpy_helper.from_array(weights, "w")],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    rows = np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
+    rounded = detent.Metric("on the grid", score=lambda outputs, _: float(outputs[0, 0] * 64 % 1 != 0))
+    result = detent.tune(model, None, rows, max_drop=0.0, hold_out=8, metric=rounded)
+    assert not result.met
+    assert not any(rung.name.startswith("float") for rung in result.rungs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_DATA = "Data is given by --calib or --data; the model comes first."
 _OPTIMUM = "Export their model with `optimum-cli export onnx --model FOLDER exported/`."
 _KERAS = (
     "Load it in TensorFlow, save it with `model.export('saved')`, and convert that with "
@@ -26,7 +27,6 @@ _ARCHIVES: tuple[tuple[bytes, str, str], ...] = (
     ),
     (b"model.weights.h5", "a Keras model", _KERAS),
     (b"config.json", "a Keras model", _KERAS),
-    (b".npy", "an archive of arrays", "Those are data, for --calib."),
 )
 
 # What else is given as a model: how such a file begins, from which byte on; what it is; what to do.
@@ -34,6 +34,11 @@ _OTHER_FILES: tuple[tuple[bytes, int, str, str], ...] = (
     (b"version https://git-lfs", 0, "a Git LFS pointer, not the file itself", "Run `git lfs pull` to fetch it."),
     (b"PK\x03\x04", 0, "a zip archive", "Unpack it, or export the model to ONNX."),
     (b"\x1f\x8b", 0, "compressed (gzip)", "Unpack it with gunzip."),
+    (b"\x28\xb5\x2f\xfd", 0, "compressed (zstd)", "Unpack it with unzstd."),
+    (b"\xfd7zXZ", 0, "compressed (xz)", "Unpack it with unxz."),
+    (b"BZh", 0, "compressed (bzip2)", "Unpack it with bunzip2."),
+    (b"7z\xbc\xaf", 0, "a 7-zip archive", "Unpack it."),
+    (b"Rar!", 0, "a RAR archive", "Unpack it."),
     (
         *(b"TFL3", 4, "a TensorFlow Lite model"),
         "Convert it with `python -m tf2onnx.convert --tflite {path} --output model.onnx`.",
@@ -52,6 +57,13 @@ _OTHER_FILES: tuple[tuple[bytes, int, str, str], ...] = (
     (b"{", 0, "JSON, as a failed download leaves it", "Download the model again."),
 )
 
+# What is data and no model; no output of a command takes the place of such a file.
+DATA_KINDS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"), ("an image", _DATA)),
+    **dict.fromkeys((".npy", ".npz"), ("an array", _DATA)),
+    ".csv": ("a table", _DATA),
+}
+
 # What has no bytes of its own, by the end of its name: it is looked at where those are not ONNX.
 _SUFFIXES = {
     ".pb": (
@@ -62,6 +74,16 @@ _SUFFIXES = {
     ".plan": ("an engine of TensorRT, made for one GPU", "Give the .onnx file that it was built from."),
     ".mlmodel": ("a Core ML model", "Export the original model to ONNX."),
     ".xml": ("the graph of an OpenVINO model", "Give the .onnx file that it was converted from."),
+    ".param": ("the graph of an ncnn model", "Give the .onnx file that it was converted from."),
+    ".prototxt": ("the graph of a Caffe model", "Look for the same network as an .onnx file."),
+    ".caffemodel": ("the weights of a Caffe model", "Look for the same network as an .onnx file."),
+    ".pdmodel": (
+        "a model of PaddlePaddle",
+        "Convert it with `paddle2onnx --model_dir FOLDER --model_filename NAME.pdmodel --params_filename "
+        "NAME.pdiparams --save_file model.onnx`.",
+    ),
+    ".py": ("a Python script", "Give the model that it makes; a script for another quantizer is run by `detent run`."),
+    **DATA_KINDS,
 }
 
 # Folders that are one model: a file in them.
@@ -94,7 +116,10 @@ def kind_of_file(data: bytes, path: Path | None = None) -> str:
         return f"it is {what}. Export or download it again."
     kind, remedy = _SUFFIXES.get("" if path is None else path.suffix.lower(), ("", ""))
     if not kind:
-        found = [(kind, remedy) for start, at, kind, remedy in _OTHER_FILES if data[at:].startswith(start)]
+        text = data.removeprefix(b"\xef\xbb\xbf").lstrip()  # a page may begin with empty lines
+        found = [
+            (kind, remedy) for start, at, kind, remedy in _OTHER_FILES if (data[at:] if at else text).startswith(start)
+        ]
         if data.startswith(b"PK\x03\x04"):
             found = [*((kind, remedy) for word, kind, remedy in _ARCHIVES if word in data), *found]
         kind, remedy = found[0] if found else ("", "")

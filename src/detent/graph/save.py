@@ -23,6 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import OutputError
+from detent.graph.file_kinds import DATA_KINDS
 
 PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message ends at 2 GiB; keep room for everything but the tensors
 
@@ -51,8 +52,12 @@ def check_output(output: Path, *inputs: object) -> None:
             if isinstance(other, str | Path) and _same_file(output, Path(other)):
                 also = "a file that this command reads or writes" if Path(other) == output else str(other)
                 raise OutputError(f"The output {output} would overwrite {also}. Give another name.")
+        if output.exists() and (kind := DATA_KINDS.get(output.suffix.lower())):
+            raise OutputError(f"The output {output} would overwrite {kind[0]}. Give another name. {kind[1]}")
         if not output.parent.is_dir():
-            raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
+            is_file = output.parent.exists()
+            wrong, remedy = ("is a file", "Give another name.") if is_file else ("does not exist", "Create it first.")
+            raise OutputError(f"The folder {output.parent} of the output {wrong}. {remedy}")
         with scratch_folder(output.resolve()):
             pass
     except OSError as error:

@@ -209,13 +209,19 @@ def run_session(
             f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
             "Check the shape of the input (for images: --size)."
         ) from error
-    for name, result in zip(names, results, strict=False):
-        if not hasattr(result, "dtype"):
-            raise ModelError(
-                f"Output '{name}' is a sequence or a map, not a tensor, which cannot be compared. Export the model "
-                "with tensors for outputs."
-            )
-    return results
+    return [as_array(name, result) for name, result in zip(names, results, strict=True)]
+
+
+def as_array(name: str, result: Any) -> npt.NDArray[Any]:
+    """Return an output as an array; of a sequence of tensors, one row of all its numbers."""
+    if hasattr(result, "dtype"):
+        return np.asarray(result)
+    if isinstance(result, list) and result and all(isinstance(each, np.ndarray) for each in result):
+        return np.concatenate([each.reshape(1, -1) for each in result], axis=1)
+    raise ModelError(
+        f"Output '{name}' is a map, or a sequence without tensors, which cannot be compared. Export the model with "
+        "tensors for outputs."
+    )
 
 
 class Runner:

@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError, nearest
 from detent.graph.load import UNREADABLE, light_proto, root_cause
-from detent.graph.message import RUNTIME_DOMAINS
+from detent.graph.message import RUNTIME_DOMAINS, all_graphs
 from detent.graph.session import Runner
 from detent.graph.values import add_initializer, static_shape
 from detent.prepare.base import Pass
@@ -75,6 +75,7 @@ def _infer(model: ir.Model) -> str | None:
     follow = not any(_is_long_vector(value) for value in chain(model.graph.inputs, computed))
     try:
         light = light_proto(model)
+        _say_one_sided(light)
         proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=follow)
         if _contradicts_itself(light, follow=follow):
             _forget_shapes(light)
@@ -92,6 +93,13 @@ def _infer(model: ir.Model) -> str | None:
                 value.shape = known[name].shape if known[name].shape is not None else value.shape
                 value.type = known[name].type if known[name].type is not None else value.type
     return None
+
+
+def _say_one_sided(proto: onnx.ModelProto) -> None:
+    """Write out the default of STFT: onnx infers both halves of the spectrum where the attribute is left out."""
+    for node in chain.from_iterable(graph.node for graph in all_graphs(proto)):
+        if node.op_type == "STFT" and all(attribute.name != "onesided" for attribute in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _is_long_vector(value: ir.Value) -> bool:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.evaluation.fidelity import looks_like_scores
 from detent.execute.probe import ITSELF, UNCHANGED, Array, Probe, Variant
+from detent.graph.session import as_array
 from detent.graph.values import constant, values_of
 from detent.observe.samples import PendingSample, Sample
 from detent.plan.layout import Role, site_inputs
@@ -263,7 +264,8 @@ class VariantComparison:
 
     def _of_parts(self, outputs: Sequence[Any]) -> Iterator[Any]:
         for index, part in self._parts:
-            yield outputs[index] if part is None else part.of(outputs[index])
+            whole = as_array(self._float.outputs[index], outputs[index])
+            yield whole if part is None else part.of(whole)
 
     def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
         """Yield the outputs of the base, then of the variants; as many are run together as fit into memory."""

@@ -157,12 +157,12 @@ def exception_stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
 
 
 def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[TuningStep]:
-    """Yield the last steps: more and more layers, the worst first, are spared."""
+    """Yield the last steps: more and more layers, the worst first, are spared, but never all of them."""
     seen = {recipe}
     for way in ways:
         for share in SHARES:
             proposal = propose(found, layout, recipe, found.total * share, way)
-            if proposal.recipe in seen:
+            if proposal.recipe in seen or proposal.operations == 1.0:
                 continue
             seen.add(proposal.recipe)
             yield TuningStep(*_named(proposal), proposal.recipe)
