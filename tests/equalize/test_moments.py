@@ -88,3 +88,14 @@ def test_the_outputs_of_the_first_samples_are_kept():
         assert set(answers[index]) == set(expected)
         for name, values in expected.items():
             np.testing.assert_allclose(answers[index][name], values, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_along_the_last_axis():
+    nodes = [node("Relu", "x", "r"), node("Identity", "r", "y")]
+    arrays = [normal(2, 7, 5, seed=seed) * 10**seed for seed in range(3)]
+    model = as_ir(build(nodes, "y", {}, [info("x", (2, 7, 5))]))
+    found = observe_channels(model, ["r"], pending(*arrays), last=True)["r"]
+    values = np.concatenate([np.maximum(array, 0).reshape(-1, 5) for array in arrays]).astype(np.float64)
+    np.testing.assert_array_equal([found.minimum, found.maximum], [values.min(0), values.max(0)])
+    np.testing.assert_allclose(found.mean, values.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.power, (values**2).mean(0), rtol=1e-6)

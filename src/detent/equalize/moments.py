@@ -57,10 +57,9 @@ def observe_channels(
 
     def look(values: dict[str, npt.NDArray[np.float32]]) -> dict[str, Floats]:
         found = {name: array for name, array in values.items() if name in asked and array.ndim > 1 and array.size}
-        return {
-            name: _sums(array.reshape(-1, array.shape[-1]) if last else array, lanes.get(name, 1))
-            for name, array in found.items()
-        }
+        if last:
+            return {name: _sums_of_columns(array.reshape(-1, array.shape[-1])) for name, array in found.items()}
+        return {name: _sums(array, lanes.get(name, 1)) for name, array in found.items()}
 
     def run(pending: PendingSample) -> dict[str, Floats]:
         sample = pending.load()
@@ -97,6 +96,12 @@ def _sums(array: npt.NDArray[np.float32], lanes: int) -> Floats:
     sums[0], sums[1] = np.inf, -np.inf
     _add_up(values, lanes, np.empty((4, WIDTH), np.float32), sums)
     return sums
+
+
+def _sums_of_columns(rows: npt.NDArray[np.float32]) -> Floats:
+    """Return the same of a matrix, a column of which holds a channel: there NumPy takes many channels at once."""
+    total, squares = (array.sum(0, dtype=np.float64) for array in (rows, np.square(rows)))
+    return np.stack([rows.min(0), rows.max(0), total, squares, np.full(rows.shape[1], len(rows))])
 
 
 @compiled_sums
