@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -208,3 +209,20 @@ def test_a_file_that_another_process_moves_at_the_same_time(tmp_path, monkeypatc
     saving.save_together([(model, place) for place in places])
     assert [place.read_bytes() for place in places] == wanted
     assert sorted(tmp_path.iterdir()) == places
+
+
+@pytest.mark.parametrize(("handle", "error", "removed"), [(0, 87, True), (0, 5, False), (44, 0, False)])
+def test_what_a_killed_process_left_is_removed_on_windows(tmp_path, monkeypatch, handle, error, removed):
+    """There os.kill would end the process that is asked after; 87 says that there is none, 5 that it is another's."""
+    closed = []
+    kernel = SimpleNamespace(OpenProcess=lambda right, inherit, number: handle, CloseHandle=closed.append)
+    monkeypatch.setattr(saving.ctypes, "WinDLL", lambda name, use_last_error: kernel, raising=False)
+    monkeypatch.setattr(saving.ctypes, "get_last_error", lambda: error, raising=False)
+    monkeypatch.setattr(saving.os, "kill", None)
+    left = tmp_path / f".m.onnx.{saving._HOST}-4242-abcdef"
+    left.mkdir()
+    monkeypatch.setattr(saving.sys, "platform", "win32")
+    saving._remove_orphans(tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert left.exists() != removed
+    assert closed == ([handle] if handle else [])
