@@ -174,6 +174,7 @@ def test_json_is_json_whatever_the_code_of_the_stream(tmp_path, encoding):
     assert "é卷😀" in json.dumps(json.loads(shown.stdout.decode("utf-8")), ensure_ascii=False)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="another signal stands for SIGBREAK")
 def test_the_window_that_is_closed_stops_the_work_as_ctrl_c_does():
     """Windows sends SIGBREAK then; here another signal stands for it."""
     script = """
