@@ -39,7 +39,7 @@ from tests.transformer_models import PLAIN, bert, bert_data
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(sh|python|toml)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(sh|python|toml|json)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 FOREIGN = re.compile(r"^(?:import|from) (?:quark|vai_q_onnx|onnxruntime\.quantization)\b", re.MULTILINE)
 SET_UP = ("make demo", "make test", 'pip install ".[cpu]"', "detent demo --files digits", "cd digits")
@@ -138,6 +138,8 @@ def test_page_runs(page, folder, monkeypatch, detent_command):
         if block.language == "toml":
             (place / "block.toml").write_text(block.code, encoding="utf-8")
             detent.quantize(place / model, recipe=place / "block.toml", dry_run=True)
+        elif block.language == "json":  # the one file of settings that pages show
+            (place / "prep.json").write_text(block.code, encoding="utf-8")
         elif block.language == "python":
             _run_python(block, place)
         else:
@@ -179,6 +181,13 @@ def _finish(command, place, shown):
     )
     assert done.returncode == 0, f"{shown}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_can_be_typed_in_cmd_and_powershell(page):
+    """Neither takes single quotes for quotes, or a backslash at the end of a line for more to come."""
+    ours = [line for block in blocks_of(page) if block.language == "sh" for line in block.code.splitlines()]
+    assert not [line for line in ours if "'" in line or line.endswith("\\") or line.startswith(("cat ", "echo "))]
 
 
 def test_nothing_is_left_to_fill_in():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import onnx
 import pytest
 import typer
 
+from detent import cli
 from tests.conftest import tiny_model
 
 DETENT = [sys.executable, "-m", "detent"]
@@ -90,7 +95,7 @@ class Deleted:
         for _ in range(1000):
             pass
 
-def command():
+def command(**_):
     Deleted()
     time.sleep(20)
 
@@ -154,3 +159,88 @@ def test_every_device_option_completes_devices():
         command = commands[name]
         completed = option.shell_complete(command.make_context(name, [], resilient_parsing=True), "st")
         assert [each.value for each in completed] == ["stx", "strix-halo"], name
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "utf-8"])
+def test_json_is_json_whatever_the_code_of_the_stream(tmp_path, encoding):
+    """An "é" of cp1252 is no UTF-8, and "\\xe9" or "\\U0001f600" no JSON."""
+    proto = tiny_model()
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "é卷😀"
+    onnx.save(proto, tmp_path / "m.onnx")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown = subprocess.run(
+        [*DETENT, "inspect", str(tmp_path / "m.onnx"), "--json"], capture_output=True, env=environment, check=False
+    )
+    assert "é卷😀" in json.dumps(json.loads(shown.stdout.decode("utf-8")), ensure_ascii=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another signal stands for SIGBREAK")
+def test_the_window_that_is_closed_stops_the_work_as_ctrl_c_does():
+    """Windows sends SIGBREAK then; here another signal stands for it."""
+    script = """
+import os, signal
+signal.SIGBREAK = signal.SIGUSR1
+from detent import cli
+
+def work():
+    os.kill(os.getpid(), signal.SIGBREAK)
+
+cli._run = work
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == cli.INTERRUPTED, done.stderr
+    assert cli.NOTHING_WRITTEN in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("system", "number", "quiet"),
+    [
+        ("linux", errno.EPIPE, True),
+        ("linux", errno.EINVAL, False),
+        ("win32", errno.EINVAL, True),  # what Windows says of a pipe without a reader
+        ("win32", errno.ENOSPC, False),
+    ],
+)
+def test_a_closed_pipe_by_the_words_of_each_system(monkeypatch, capsys, system, number, quiet):
+    def fail():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cli, "_code_of_app", fail)
+    monkeypatch.setattr(cli, "_discard_output", lambda: None)
+    monkeypatch.setattr(cli.sys, "platform", system)
+    code = cli._run()
+    monkeypatch.undo()
+    assert (code, capsys.readouterr().err == "") == ((1, True) if quiet else (5, False))
+
+
+def test_patterns_of_names_are_not_taken_for_files(tmp_path, monkeypatch):
+    """On Windows the command-line library expands patterns as a shell would."""
+    (tmp_path / "block1").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["detent", "inspect", "m.onnx", "block*"])
+    seen = []
+    monkeypatch.setattr(typer.core, "os", types.SimpleNamespace(name="nt", environ=os.environ, path=os.path))
+    monkeypatch.setattr(typer.core.TyperGroup, "make_context", lambda self, name, words, **more: seen.extend(words))
+    with pytest.raises((SystemExit, AttributeError, TypeError)):
+        cli.app(windows_expand_args=True)
+    assert seen == ["inspect", "m.onnx", "block1"]
+    seen.clear()
+    with contextlib.suppress(AttributeError, TypeError):
+        cli._code_of_app()
+    assert seen == ["inspect", "m.onnx", "block*"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("cp437", b"a~b x \\u5377\\u79ef\xf1"),
+        ("cp1252", b"a\x85b \xd7 \\u5377\\u79ef\xb1"),
+        ("utf-8", "a…b × 卷积±".encode()),
+    ],
+)
+def test_what_a_console_cannot_show_has_something_similar(encoding, shown):
+    script = "from detent import cli; cli._run = lambda: print('a…b × 卷积±', end=''); cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=False)
+    assert done.stdout == shown

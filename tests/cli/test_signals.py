@@ -63,7 +63,7 @@ threading.Thread.start = start
 def test_an_interrupted_import_needs_no_thread(tmp_path):
     (tmp_path / "slowly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nwhole = 1\n")
     code = """
-def command():
+def command(**_):
     import time, slowly
     assert slowly.whole
     time.sleep(20)

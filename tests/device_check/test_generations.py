@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -265,3 +266,12 @@ def test_a_file_says_which_rounding_it_was_made_for():
     assert rounding[3] == ["it was quantized for a device that rounds ties upwards"]
     plain.producer_name = "another tool"
     assert not any("round" in each.what for each in package.check(plain, "phx").warnings)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_report_that_went_through_powershell(tmp_path, encoding):
+    plain, other = tmp_path / "plain.json", tmp_path / "other.json"
+    text = '{"deviceStat": [{"name": "all", "nodeNum": 9, "supportedOpType": []}], "nodeStat": []}'
+    plain.write_text(text, encoding="utf-8")
+    other.write_text(text, encoding=encoding)
+    assert replace(read_report(other), source="") == replace(read_report(plain), source="")

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import pytest
 
-from detent.errors import OutputError
+from detent.errors import DataError, OutputError
+from detent.execute import inference
 from detent.execute.inference import OutputFolder, file_stems, new_folder
 
 
@@ -102,3 +103,18 @@ def test_a_disk_that_is_full_at_the_last_bytes_is_an_error_and_leaves_nothing(tm
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, answer)
     assert not any(tmp_path.iterdir())
+
+
+def test_files_of_outputs_differ_on_every_file_system(tmp_path):
+    writer = OutputFolder(tmp_path)
+    values = {name: np.full(1, at) for at, name in enumerate(["a/b", "a_b", "A_B"])}
+    files = writer.save(values, "in/x.png")
+    assert [int(np.load(tmp_path / file)[0]) for file in files] == [0, 1, 2]
+    assert len({file.lower() for file in files}) == 3
+    with pytest.raises(DataError, match="both be called"):
+        writer.save(values, "in/X.png")
+
+
+def test_names_of_files_have_slashes_on_windows_too(monkeypatch):
+    monkeypatch.setattr(inference, "Path", PureWindowsPath)
+    assert inference._stem("more/one.npy[3]") == "more/one_3"

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.errors import ModelError
-from detent.graph.load import load, read, stored_bytes
+from detent.graph.load import load, name_of, read, stored_bytes
 from detent.graph.session import Runner
 from tests.conftest import tiny_model
 
@@ -220,3 +220,13 @@ def test_a_node_without_outputs_is_named():
     model.graph.node.append(helper.make_node("Relu", ["x"], [], "idle", domain="some.domain"))
     with pytest.raises(ModelError, match="'idle'.*no outputs"):
         load(model)
+
+
+def test_a_model_without_a_file_is_called_by_the_class_of_its_module():
+    proto = tiny_model()
+    assert name_of(proto) == "the given model"
+    proto.producer_name, proto.graph.name = "pytorch", "ResNet"
+    assert name_of(proto) == "the given ResNet"
+    proto.graph.name = "main_graph"  # as exporters call every graph
+    assert name_of(proto) == "the given model"
+    assert name_of("m.onnx") == "m.onnx"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -222,3 +223,20 @@ def test_a_file_is_no_folder_to_create(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"")
     with pytest.raises(OutputError, match="is a file"):
         saving.check_output(tmp_path / "m.onnx" / "out.onnx")
+
+
+@pytest.mark.parametrize(("handle", "error", "removed"), [(0, 87, True), (0, 5, False), (44, 0, False)])
+def test_what_a_killed_process_left_is_removed_on_windows(tmp_path, monkeypatch, handle, error, removed):
+    """There os.kill would end the process that is asked after; 87 says that there is none, 5 that it is another's."""
+    closed = []
+    kernel = SimpleNamespace(OpenProcess=lambda right, inherit, number: handle, CloseHandle=closed.append)
+    monkeypatch.setattr(saving.ctypes, "WinDLL", lambda name, use_last_error: kernel, raising=False)
+    monkeypatch.setattr(saving.ctypes, "get_last_error", lambda: error, raising=False)
+    monkeypatch.setattr(saving.os, "kill", None)
+    left = tmp_path / f".m.onnx.{saving._HOST}-4242-abcdef"
+    left.mkdir()
+    monkeypatch.setattr(saving.sys, "platform", "win32")
+    saving._remove_orphans(tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert left.exists() != removed
+    assert closed == ([handle] if handle else [])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -233,3 +235,18 @@ def test_only_weights_that_no_other_operator_reads_are_shared():
     assert session.read_as_they_are(nodes) == {"w"}
     assert session.read_as_they_are([*nodes, ("Add", ["w", "h"])]) == set()
     assert session.read_as_they_are([("Gather", ["w", "i"]), ("MatMul", ["w", "w"])]) == set()
+
+
+def test_a_file_that_stays_mapped_does_not_hide_the_answer(samples, tmp_path, monkeypatch):
+    """On Windows a session maps weights that lie beside the model, and nobody may remove them."""
+    expected = Runner(load(tiny_model()))({"x": samples})[0]
+    monkeypatch.setattr(session, "PROTOBUF_LIMIT", 10)
+
+    def held(path, *_, **__):
+        raise PermissionError(13, "The process cannot access the file", str(path))
+
+    monkeypatch.setattr(session.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "unlink", held)
+    found = Runner(load(tiny_model()))({"x": samples})[0]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(found, expected)

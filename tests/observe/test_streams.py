@@ -316,3 +316,22 @@ def test_a_stream_that_seems_to_have_no_end_is_mentioned(monkeypatch):
         warnings.simplefilter("error")
         assert len(list(open_source(iter(items), X, limit=7))) == 7
         assert len(list(open_source(items, X))) == 7
+
+
+class DataLoader(list):
+    """Batches of 4 of 11 samples, with what PyTorch's loader says about itself."""
+
+    dataset = sampler = range(11)
+    batch_size, drop_last = 4, False
+
+    def collate_fn(self, items):
+        raise AssertionError("calibration iterates")
+
+
+def test_a_loader_is_described_by_its_samples():
+    loader = DataLoader([row(0)] * 3)
+    assert open_source(loader, X).describe == "11 samples from the DataLoader"
+    loader.drop_last = True
+    assert open_source(loader, X).describe == "8 samples from the DataLoader"
+    loader.batch_size = None
+    assert open_source(loader, X).describe == "3 items from the DataLoader"

@@ -56,3 +56,20 @@ def test_a_user_without_a_home_gets_no_folder_of_that_name(monkeypatch, tmp_path
     monkeypatch.setattr("os.access", lambda *_: False)
     assert compiled(lambda numbers: numbers.sum())(np.ones(3)) == 3.0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_only_seems_to_be_writable_is_passed_over(monkeypatch, tmp_path):
+    """Windows says of a folder of the system that it may be written to, and refuses when that is done."""
+    system, own = tmp_path / "system", tmp_path / "own"
+    monkeypatch.setattr(first_run, "_folders", lambda root: [system, own])
+    make = first_run.tempfile.TemporaryFile
+
+    def refused(**given):
+        if given["dir"] == system:
+            raise PermissionError(13, "Access is denied", str(system))
+        return make(**given)
+
+    monkeypatch.setattr(first_run.tempfile, "TemporaryFile", refused)
+    note = first_run._note()
+    assert note is not None and note.parent == own
+    assert not list(own.iterdir())

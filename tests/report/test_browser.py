@@ -304,3 +304,14 @@ def test_a_network_of_five_thousand_nodes_is_drawn(browser, tmp_path):
     assert browser.run(f"{BOXES}.length") == 5000
     assert browser.run("document.querySelector('.network > svg').classList.contains('farther')") is True
     assert browser.problems == []
+
+
+def test_the_frame_of_a_notebook_is_as_high_as_its_page(browser, tmp_path):
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<!DOCTYPE html><meta charset=utf-8>{documents.summary_frame(quantization())}", encoding="utf-8")
+    browser.open(file)
+    heights = "(frame => [frame.clientHeight, frame.contentDocument.documentElement.scrollHeight])"
+    browser.run("new Promise(done => setTimeout(done, 500))")
+    frame, inner = browser.run(f"{heights}(document.querySelector('iframe'))")
+    assert frame == inner > 480
+    assert not browser.problems

@@ -7,6 +7,7 @@ import pytest
 from rich.text import Text
 
 from detent.recipe.file import find_recipe
+from detent.report import figures
 from detent.report.document import Cell, Column, Document, Paragraph, Row, Section, Table, name
 from detent.report.documents import document_of, text_of
 from detent.report.figures import command, printable, recipe_words
@@ -100,3 +101,11 @@ def test_on_a_narrow_terminal_names_are_shortened_in_the_middle_and_figures_are_
     assert all("123.45" in line and "…" in line and line.startswith("backbone") for line in lines[1:])
     assert "name2" in lines[3]
     assert "…" not in shown(table)
+
+
+def test_commands_are_quoted_as_windows_reads_them(monkeypatch):
+    monkeypatch.setattr(figures.sys, "platform", "win32")
+    words = ("check", "C:\\my models\\a.onnx", "--exclude", "head/*", "the given ResNet", 'a"%PATH%$(x)&y', "b\\c.onnx")
+    assert command(*words) == (
+        'detent check "C:\\my models\\a.onnx" --exclude "head/*" MODEL "a??PATH??(x)&y" b\\c.onnx'
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import codecs
 import contextlib
+import errno
 import io
 import itertools
 import logging
@@ -24,7 +26,8 @@ from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, ModelError, OutputError, UsageError
 
-ENDINGS = (signal.SIGINT, signal.SIGTERM)  # both leave nothing half-written behind
+# All of them leave nothing half-written behind. SIGBREAK is Windows': Ctrl-Break, or the window that is closed.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in ("SIGBREAK",) if hasattr(signal, name)))
 ALARM = signal.SIGINT if sys.platform == "win32" else signal.SIGALRM
 NOTHING_WRITTEN = "Interrupted. Nothing was written."
 INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
@@ -63,7 +66,8 @@ def main() -> None:
         if stream is None:  # closed by whoever started this, or of a program without a console
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not fail it
-            stream.reconfigure(errors="backslashreplace")
+            codecs.register_error("similar", _similar)
+            stream.reconfigure(errors="similar")
     try:
         sys.exit(_run())
     except KeyboardInterrupt:  # before the command-line library began, or while an error was told
@@ -72,6 +76,16 @@ def main() -> None:
     finally:
         for ending in ENDINGS:  # all is done: while Python ends, it would print a traceback
             signal.signal(ending, signal.SIG_IGN)
+
+
+_SIMILAR = {"…": "~", "×": "x", "−": "-", "–": "-", "±": "~"}  # each as wide as what it stands for, so tables hold
+
+
+def _similar(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Put a similar character for one that a stream cannot show, or spell it out."""
+    if isinstance(error, UnicodeEncodeError) and (similar := _SIMILAR.get(error.object[error.start])):
+        return similar, error.start + 1
+    return codecs.backslashreplace_errors(error)
 
 
 def _run() -> int:
@@ -90,6 +104,8 @@ def _run() -> int:
     except OSError as error:
         if error.filename is None:
             _discard_output()
+        if _reader_is_gone(error):
+            return 1
         return _tell_error(_explain(error), OutputError.exit_code)
     except RuntimeError as error:
         if "start new thread" not in str(error):
@@ -104,7 +120,8 @@ def _code_of_app() -> int:
     if (first := " ".join(sys.argv[1:2])).lower().endswith(".onnx"):
         raise UsageError(f"Name a command first, such as: detent quantize {first} OUTPUT --calib FOLDER")
     try:
-        app()
+        # On Windows the library would take "conv*" for files: a pattern of names is to arrive as it was typed.
+        app(windows_expand_args=False)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # the command-line library exits without a message on Ctrl-C
             _tell(NOTHING_WRITTEN)
@@ -143,6 +160,12 @@ def _discard_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def _reader_is_gone(error: OSError) -> bool:
+    """Tell whether the pipe that is printed to was closed, as `| head` does: Windows calls that an invalid argument."""
+    gone = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
+    return error.filename is None and error.errno in gone
 
 
 def _explain(error: OSError) -> str:

@@ -11,9 +11,11 @@ While a command works, every stage that takes longer than a second has a bar wit
 
 from __future__ import annotations
 
+import codecs
 import functools
 import inspect
 import os
+import re
 import sys
 import threading
 import warnings
@@ -277,10 +279,14 @@ class PrintOptions:
 
 
 def echo_json(value: Any) -> None:
-    """Print plain values as JSON; text is JSON already."""
+    """Print plain values as JSON; text is JSON already. It is ASCII where the stream is not UTF-8."""
     import json
 
-    typer.echo(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
+        # Outside of its strings JSON is ASCII.
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    typer.echo(text)
 
 
 @dataclass(frozen=True)

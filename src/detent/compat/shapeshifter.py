@@ -30,6 +30,7 @@ from detent.errors import UsageError, nearest
 from detent.graph.load import load
 from detent.graph.save import check_output, save
 from detent.prepare import default_passes, prepare
+from detent.settings import read_text
 
 Settings = Mapping[str, Any]
 
@@ -195,7 +196,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     except ImportError:
         raise UsageError(f"Reading {path} needs PyYAML: pip install pyyaml.") from None
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"Cannot read the passes in {path}: {error}") from None
     if not isinstance(read, Mapping):

@@ -18,7 +18,6 @@ itself.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from detent.graph.values import is_constant
 from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.results import Result
 from detent.results.checked import DeviceCheck
+from detent.settings import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class EpComparison(Result):
 def read_report(path: Path) -> EpReport:
     """Read a report. Raise DataError for a file that is not one, or only a part of one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_text(path))
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

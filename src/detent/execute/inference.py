@@ -97,7 +97,7 @@ def named_batches(source: Source) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A folder of outputs while it is written. `samples` has the name of each file and that of its sample."""
+    """A folder of outputs while it is written. `samples` has the sample of each file, the latter in small letters."""
 
     folder: Path
     samples: dict[str, str] = field(default_factory=dict)
@@ -105,11 +105,12 @@ class OutputFolder:
     def save(self, outputs: Mapping[str, Array], sample: str) -> list[str]:
         """Write the outputs of one sample. Return the names of the files."""
         stem = _stem(sample)
-        other = self.samples.setdefault(stem, sample)
+        other = self.samples.setdefault(stem.lower(), sample)  # some file systems do not tell A from a
         if other != sample:
             raise DataError(f"The outputs of {other} and {sample} would both be called {stem}.npy. Rename one of them.")
         single = len(outputs) == 1
-        files = {name: f"{stem}.npy" if single else f"{stem}/{_safe(name)}.npy" for name in outputs}
+        names = [""] if single else [f"/{name}" for name in _distinct(map(_safe, outputs))]
+        files = {name: f"{stem}{end}.npy" for name, end in zip(outputs, names, strict=True)}
         for name, file in files.items():
             path = self.folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +152,7 @@ def _stem(name: str) -> str:
     """Return the sample's name without its extension; the number of a row follows an underscore."""
     row = re.fullmatch(r"(.*)\[(\d+)\]", name)
     path, number = (row[1], f"_{row[2]}") if row else (name, "")
-    return str(Path(path).with_suffix("")) + number
+    return Path(path).with_suffix("").as_posix() + number
 
 
 def _safe(name: str) -> str:
@@ -172,15 +173,18 @@ _LONGEST_STEM = 180  # file systems allow 255 bytes, and a number and an extensi
 
 def file_stems(names: Sequence[str]) -> list[str]:
     """Return a file name without extension for each tensor; if two would be alike, the later one is numbered."""
+    plain = (re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST_STEM] or "_" for name in names)
+    return _distinct(map(_unreserved, plain))
+
+
+def _distinct(stems: Iterable[str]) -> list[str]:
     used: set[str] = set()
-    stems = []
-    for name in names:
-        base = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST_STEM] or "_"
-        base = _unreserved(base)
+    distinct = []
+    for base in stems:
         stem, number = base, 1
         while stem.lower() in used:  # some file systems do not tell A from a
             number += 1
             stem = f"{base}_{number}"
         used.add(stem.lower())
-        stems.append(stem)
-    return stems
+        distinct.append(stem)
+    return distinct

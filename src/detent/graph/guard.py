@@ -59,7 +59,8 @@ def try_message(message: bytes, name: str) -> None:
     """Try a model that was made here, and that native code has not seen yet; `name` is for the error."""
     if _trusting[0]:
         return
-    with tempfile.TemporaryDirectory(prefix="detent-") as folder:
+    # On Windows a trial that was just ended may still have the file open.
+    with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(message)
         with guarded(path):

@@ -260,12 +260,20 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     return graph_model
 
 
-IN_MEMORY = "the given model"  # what a model without a file is called
+_IN_MEMORY = "the given "  # how what a model without a file is called begins
 
 
 def name_of(model: ModelLike) -> str:
-    """Return how messages and reports call the model."""
-    return IN_MEMORY if isinstance(model, onnx.ModelProto) else str(model)
+    """Return how messages and reports call the model: by its file, or by the class of a PyTorch module."""
+    if not isinstance(model, onnx.ModelProto):
+        return str(model)
+    of_class = model.producer_name == "pytorch" and model.graph.name.isidentifier() and model.graph.name[0].isupper()
+    return f"{_IN_MEMORY}{model.graph.name if of_class else 'model'}"
+
+
+def is_in_memory(name: str) -> bool:
+    """Tell whether `name_of` gave this name to a model without a file."""
+    return name.startswith(_IN_MEMORY)
 
 
 def given_model(model: object) -> onnx.ModelProto | Path:

@@ -7,6 +7,7 @@ takes its name, so that at no moment a model refers to data that is not its own.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
@@ -190,8 +191,6 @@ _HOST = _host()
 
 def _remove_orphans(path: Path) -> None:
     """Remove the scratch folders of processes of this machine that wrote to `path` and have ended."""
-    if os.name == "nt":
-        return  # asking after a process with os.kill would end it
     start = f".{path.name}.{_HOST}-"
     try:
         names = [entry.name for entry in os.scandir(path.parent) if entry.name.startswith(start)]
@@ -199,12 +198,28 @@ def _remove_orphans(path: Path) -> None:
         return  # making the folder says what is wrong
     for name in names:
         number = name.removeprefix(start).partition("-")[0]
-        try:
-            os.kill(int(number), 0)
-        except (ProcessLookupError, OverflowError):
+        if number.isdecimal() and _has_ended(int(number)):
             shutil.rmtree(path.parent / name, ignore_errors=True)
-        except (PermissionError, ValueError):
-            continue  # somebody else's, or none of ours
+
+
+_MAY_ASK, _NO_SUCH_PROCESS = 0x1000, 87  # Windows' numbers: of the right to ask after a process, and of an answer
+
+
+def _has_ended(process: int) -> bool:
+    """Tell whether no process has this number."""
+    if sys.platform == "win32":  # os.kill would end it
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        handle = kernel.OpenProcess(_MAY_ASK, False, process)
+        if handle:
+            kernel.CloseHandle(handle)
+        return not handle and ctypes.get_last_error() == _NO_SUCH_PROCESS
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False  # somebody else's
+    return False
 
 
 @contextmanager

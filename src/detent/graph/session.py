@@ -471,7 +471,8 @@ def _loadable(model: ir.Model, weights: Mapping[str, npt.NDArray[Any]]) -> Itera
             source = serialize(ir.to_proto(model))
         yield source
         return
-    with tempfile.TemporaryDirectory(prefix="detent-") as folder:
+    # On Windows a session keeps the weights mapped, and a mapped file cannot be removed.
+    with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         yield str(path)

@@ -21,7 +21,7 @@ import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import files, samples
-from detent.observe.loaders import LoaderRows
+from detent.observe.loaders import LoaderRows, is_loader
 from detent.observe.preprocess import Answer, DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
@@ -287,7 +287,16 @@ def _open_stream(
         )
     # An iterator hands out itself, used up or not; anything else starts afresh.
     once = isinstance(data, Iterator)
-    return make(partial(iter, data), noun="iterable", repeatable=not once, total=_length(data))
+    noun, count = (type(data).__name__, _samples_of(data)) if is_loader(data) else ("iterable", "")
+    return make(partial(iter, data), noun=noun, repeatable=not once, total=_length(data), count=count)
+
+
+def _samples_of(loader: Any) -> str:
+    """Say how many samples a DataLoader gives: its own length is in batches."""
+    if loader.batch_size is None:
+        return ""
+    count = len(loader.sampler)
+    return f"{count - count % loader.batch_size if loader.drop_last else count} samples"
 
 
 def _length(data: object) -> int | None:

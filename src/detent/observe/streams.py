@@ -61,6 +61,7 @@ class StreamSource(Source):
     """Samples from a stream. What comes is unknown before it is read, so it has no fingerprint.
 
     `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
+    `count` says how much it gives, where that is not its length in items.
     """
 
     start: Callable[[], Iterator[Any]]
@@ -71,6 +72,7 @@ class StreamSource(Source):
     total: int | None
     selection: StreamSelection
     may_be_empty: bool = False
+    count: str = ""
 
     def __post_init__(self) -> None:
         self._started = False
@@ -94,7 +96,7 @@ class StreamSource(Source):
         else:
             word = "judged by too," if self.selection.counted else "held out"
             held = f", every 8th {word} up to {reserve}" if reserve else ""
-            count = "all items" if self.total is None else f"{self.total} items"
+            count = self.count or ("all items" if self.total is None else f"{self.total} items")
         return f"{count} from the {self.noun}{held}{without_text(self._ignored)}"
 
     def __iter__(self) -> Iterator[PendingSample]:

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO
@@ -136,7 +137,7 @@ def _note() -> Path | None:
     for folder in _folders(root):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
+            with tempfile.TemporaryFile(dir=folder):  # asked for rights, Windows says yes for folders of the system
                 return folder / f"detent-loops-{digest}"
     return None
 

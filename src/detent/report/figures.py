@@ -6,11 +6,13 @@ Names of tensors, nodes and files are untrusted text: they may hold line breaks,
 from __future__ import annotations
 
 import math
+import re
 import shlex
+import sys
 from os import PathLike
 
 from detent.devices.device import GENERATIONS
-from detent.graph.load import IN_MEMORY
+from detent.graph.load import is_in_memory
 from detent.recipe import Recipe
 from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
@@ -136,7 +138,13 @@ def probability(value: float) -> str:
 
 def command(*words: str | PathLike[str]) -> str:
     """Write a command to type. Names are quoted for a shell, because a model's names are untrusted text."""
-    return shlex.join(["detent", *("MODEL" if word == IN_MEMORY else str(word) for word in words)])
+    named = ["detent", *("MODEL" if is_in_memory(str(word)) else str(word) for word in words)]
+    return " ".join(map(_quoted_for_windows, named)) if sys.platform == "win32" else shlex.join(named)
+
+
+def _quoted_for_windows(word: str) -> str:
+    """Quote a word for cmd.exe and PowerShell. What they read within quotes too is "?", which patterns match."""
+    return word if re.fullmatch(r"[\w.:/\\=+-]+", word) else '"' + re.sub('["%$`!^]', "?", word).rstrip("\\") + '"'
 
 
 def recipe_words(recipe: Recipe) -> list[str]:

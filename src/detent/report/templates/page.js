@@ -127,4 +127,11 @@
     dot.addEventListener("click", () => reveal.some((show) => show(dot.dataset.opens)));
   }
   document.addEventListener("reveal", (event) => reveal.some((show) => show(event.detail)));
+
+  // A notebook shows the page in a frame, which is to be as high as what is in it.
+  const frame = window.frameElement;
+  if (frame && frame.srcdoc) {
+    const page = document.documentElement;
+    new ResizeObserver(() => { frame.style.height = `${Math.ceil(page.getBoundingClientRect().height)}px`; }).observe(page);
+  }
 })();
