@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image
 
 from detent.comparison.folders import save_outputs
-from detent.errors import DataError, OutputError
+from detent.errors import DataError, ModelError, OutputError
 from tests.models import build, info, node
 
 PAIR = build(
@@ -40,6 +41,14 @@ def test_several_outputs(rows, tmp_path):
     save_outputs(PAIR, rows / "more", tmp_path / "new" / "out")
     np.testing.assert_array_equal(np.load(tmp_path / "new/out/one/a_b_0.npy"), [[7, 8]])
     np.testing.assert_array_equal(np.load(tmp_path / "new/out/one/c.npy"), [[-7, -8]])
+
+
+def test_a_sequence_is_refused_before_anything_is_written(rows, tmp_path):
+    parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    model = build([node("SplitToSequence", "x", "parts", axis=1)], [parts], {}, [info("x", ["N", 2])])
+    with pytest.raises(ModelError, match=r"Output 'parts' .* is a sequence, and a \.npy file holds one array"):
+        save_outputs(model, rows, tmp_path / "to" / "out")
+    assert not (tmp_path / "to").exists()
 
 
 def test_two_samples_of_one_name(tmp_path):

@@ -121,6 +121,22 @@ def test_a_folder_without_data_names_the_endings(tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
+def test_images_of_kinds_that_are_not_read_are_named(tmp_path):
+    touch(tmp_path, "a.HEIC", "b.avif", "labels.csv")
+    said = r"no data in this folder \(2 files skipped: \.avif, \.heic\)\. Images in \.avif and \.heic .*to JPEG"
+    with pytest.raises(DataError, match=said):
+        find_files(tmp_path)
+    with pytest.raises(DataError, match=r"a\.HEIC: this is not a data file\. Images in \.heic .*to JPEG"):
+        find_files(tmp_path / "a.HEIC")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_an_empty_file_is_said_to_be_empty(tmp_path, name):
+    touch(tmp_path, name)
+    with pytest.raises(DataError, match=rf"{name}: .*the file is empty"):
+        open_npy(tmp_path / name) if name.endswith("y") else npz_shapes(tmp_path / name)
+
+
 def test_mixed_kinds_name_both(tmp_path):
     touch(tmp_path, "a.jpg", "b/c.npy")
     with pytest.raises(DataError, match=r"a\.jpg.*b/c\.npy"):

@@ -134,10 +134,17 @@ def test_a_file_says_what_is_different(tmp_path):
     )
 
 
-def test_an_empty_file_is_xint8(tmp_path):
-    (tmp_path / "plain.toml").write_text("")
+def test_a_file_without_a_base_changes_xint8(tmp_path):
+    (tmp_path / "plain.toml").write_text("rounding = 'dpu'")
     recipe = read_recipe(tmp_path / "plain.toml")
-    assert recipe == XINT8.replace(name="plain", description="XINT8, changed")
+    assert recipe == XINT8.replace(name="plain", description="XINT8, changed", rounding="dpu")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# base = 'A8W8'\n"])
+def test_a_file_that_says_nothing_is_refused(tmp_path, text):
+    (tmp_path / "empty.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"empty\.toml says nothing.*base = .*XINT8"):
+        find_recipe(tmp_path / "empty.toml")
 
 
 def test_roles_that_stay_float():

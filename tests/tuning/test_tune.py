@@ -50,6 +50,17 @@ class OnlyTheFirst:
         return -1.0 if model == 1 else -float(model)  # the float model, which is asked first, gets 0
 
 
+class Never:
+    """A metric that finds every model worse than the float one, which is asked first."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, outputs, sample):
+        self.asked += 1
+        return float(self.asked <= JUDGED)
+
+
 JUDGED = len(ROWS) // 8
 
 
@@ -74,7 +85,7 @@ def test_without_labels_the_task_judges():
 
 
 def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
-    result = tune(tmp_path / "out.onnx", metric=detent.Metric("never", score=never))
+    result = tune(tmp_path / "out.onnx", metric=detent.Metric("never", score=Never()))
     names = [rung.name for rung in result.rungs]
     assert names[:2] == ["XINT8", "range search"]
     assert names.index("rounding") < names.index("no equalization") < names.index("AdaRound")
@@ -97,12 +108,6 @@ def test_models_are_judged_as_the_device_rounds():
         for rounding in ("dpu", "half-even")
     ]
     assert result.outcome.loss == losses[0] != losses[1]
-
-
-def never(outputs, sample):
-    """Worse for every model but the float one, which is asked first."""
-    never.asked = getattr(never, "asked", 0) + 1
-    return float(never.asked <= len(ROWS) // 8)
 
 
 def test_4_bit_weights_get_8_before_anything_stays_float(monkeypatch):
@@ -213,8 +218,7 @@ def test_steps_that_change_only_what_comes_after_observation_share_one_sweep(mon
     swept = []
     monkeypatch.setattr(observed, "sweep", lambda *given, **named: swept.append(1) or sweep(*given, **named))
     monkeypatch.setattr(tuning, "exception_stages", lambda _: ())
-    never.asked = 0
-    result = tune(None, metric=detent.Metric("never", score=never))
+    result = tune(None, metric=detent.Metric("never", score=Never()))
     names = [rung.name for rung in result.rungs]
     assert {"XINT8", "no equalization", "rounding", "AdaRound"} <= set(names)
     assert len(swept) == 2

@@ -185,6 +185,11 @@ def save_outputs(
 ) -> list[Path]:
     """Run the model on all samples and write its outputs into the new folder `out`. Return the files."""
     candidate = Candidate(model, providers)
+    if candidate.sequences:
+        raise ModelError(
+            f"Output '{candidate.sequences[0]}' of {candidate.name} is a sequence, and a .npy file holds one array. "
+            "Export the model with tensors for outputs."
+        )
     dataset = open_dataset(data, candidate.inputs, labels=None, preprocess=preprocess, limit=limit, batch=batch)
 
     def run(batch: Batch) -> dict[str, Array]:

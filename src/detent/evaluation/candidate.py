@@ -100,7 +100,9 @@ class Candidate:
         self.name = model_name(model) if name is None else name
         graph_model = model if isinstance(model, ir.Model) else read(model)
         self.inputs = input_specs(graph_model)
-        self.outputs = [str(value.name) for value in graph_model.graph.outputs] if runner is None else runner.outputs
+        outputs = graph_model.graph.outputs
+        self.sequences = [str(value.name) for value in outputs if isinstance(value.type, ir.SequenceType)]
+        self.outputs = [str(value.name) for value in outputs] if runner is None else runner.outputs
         try:
             self._runner: Callable[..., list[Array]]
             if runner is not None:

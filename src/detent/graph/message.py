@@ -230,9 +230,15 @@ def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, s
     try:
         inside = bool(location) and file.resolve().is_relative_to(folder.resolve())
         found = file.stat().st_size if inside and file.is_file() else None
+        linked = file.parent == folder and file.is_symlink()  # as in a cache of downloads
     except (ValueError, OSError, RuntimeError):  # a NUL in it, a name too long, a circle of links
-        inside, found = False, None
+        inside, found, linked = False, None, False
     if not inside:
+        if linked:
+            raise ModelError(
+                f"Tensor '{tensor.name}' of {where} refers to {location!r}, which is a link to outside the model's "
+                "folder. That is not followed; copy the files that such links lead to (cp -L) into one folder."
+            )
         raise ModelError(
             f"Tensor '{tensor.name}' of {where} refers to {location!r}, outside the model's folder. "
             "That is not followed; put the data file beside the model and save it with a relative location."

@@ -314,6 +314,9 @@ _GIVEN_AS_DATA = {
     ".onnx": "It is a model, and a model is an argument of its own: detent quantize MODEL OUTPUT --calib FOLDER. ",
 }
 
+# Images of phones, of the web and of cameras that are not read.
+_OTHER_IMAGES = (".heic", ".heif", ".avif", ".gif", ".jp2", ".jxl", ".svg", ".dng", ".cr2", ".nef", ".arw")
+
 # So many images that cannot be read, or 5 % if that is more, are passed over; and how many of them are named.
 FEW_BROKEN, MOST_NAMED = 3, 8
 
@@ -352,7 +355,7 @@ def find_files(path: Path) -> Found:
     if stat.S_ISREG(mode):
         kind = kind_of(path.name)
         if kind is None:
-            other = _GIVEN_AS_DATA.get(path.suffix.lower(), "")
+            other = _GIVEN_AS_DATA.get(path.suffix.lower(), "") or _advice_for([path.name])
             raise DataError(f"{path}: this is not a data file. {other}Expected one that ends in {_ALL_ENDINGS}.")
         return Found(kind, path.parent.absolute(), (path.name,), f"from {path}")
     if not stat.S_ISDIR(mode):
@@ -365,7 +368,10 @@ def find_files(path: Path) -> Found:
         if kind is not None:
             first.setdefault(kind, name)
     if not first:
-        raise DataError(f"{path}: there is no data in this folder. Looked for files that end in {_ALL_ENDINGS}.")
+        raise DataError(
+            f"{path}: there is no data in this folder{_said_of(skipped)}. {_advice_for(skipped)}"
+            f"Looked for files that end in {_ALL_ENDINGS}."
+        )
     if len(first) > 1:
         both = " and ".join(f"{_KIND_NAMES[kind]} ({name})" for kind, name in first.items())
         raise DataError(f"{path}: expected one kind of data in this folder, found {both}. Keep them in folders apart.")
@@ -401,6 +407,12 @@ def without_broken(
         return found
     said = f" ({len(broken)} image{'s' * (len(broken) > 1)} skipped that cannot be read: {named})"
     return replace(found, names=names, place=found.place + said)
+
+
+def _advice_for(skipped: Sequence[str]) -> str:
+    """Say what to do if there are images of kinds that are not read."""
+    found = sorted({ending for name in skipped if (ending := Path(name).suffix.lower()) in _OTHER_IMAGES})
+    return f"Images in {' and '.join(found)} are not read: convert them to JPEG or PNG. " if found else ""
 
 
 def _said_of(skipped: Sequence[str]) -> str:
@@ -504,6 +516,7 @@ _header_lock = threading.Lock()
 def open_npy(path: Path) -> Array:
     """Return the array in a .npy file, memory-mapped for reading. Raise `DataError` naming the file."""
     try:
+        _refuse_empty(path)
         with _header_lock:
             return np.lib.format.open_memmap(path, mode="r")
     except ARRAY_ERRORS as error:
@@ -547,6 +560,7 @@ LARGE_ARCHIVE, MOST_UNPACKED = 500 << 20, 20
 def npz_shapes(path: Path, names: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays in a .npz file, from their headers alone; () for one not in `names`."""
     try:
+        _refuse_empty(path)
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             unpacked = sum(member.file_size for member in members)
@@ -585,6 +599,11 @@ def load_npz(path: Path, names: Collection[str] | None = None) -> Mapping[str, A
             return {name: archive[name] for name in archive.files if names is None or name in names}
     except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
+
+
+def _refuse_empty(path: Path) -> None:
+    if path.stat().st_size == 0:
+        raise EOFError("the file is empty")  # numpy speaks of magic strings
 
 
 def _why(error: BaseException) -> str:

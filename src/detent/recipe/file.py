@@ -86,6 +86,11 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(f"Cannot read the recipe {path}: {error.strerror}.") from error
     except ValueError as error:
         raise UsageError(f"The recipe {path} is not TOML: {error}") from error
+    if not plain:
+        raise UsageError(
+            f'The recipe {path} says nothing: it is empty, or all of it is a comment. Write base = "{DEFAULT}" for the '
+            f"default, or print one to start from: detent recipes {DEFAULT} --toml."
+        )
     try:
         return from_plain({"name": path.stem, **plain})
     except UsageError as error:
