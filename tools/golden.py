@@ -493,9 +493,9 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
     app, raised = cli.app, list[BaseException]()
 
-    def watched() -> None:
+    def watched(**options: Any) -> None:
         try:
-            app()
+            app(**options)
         except SystemExit as stop:  # the command-line library has told its own error
             raised.extend([] if stop.__context__ is None else [stop.__context__])
             raise
