@@ -6,9 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import detent
+from detent.compat.translate import _as_quark
 from detent.prepare import FoldAffine, prepare
 from detent.prepare.replaced_operators import HardSwishToHardSigmoid, HardSwishToRelu6, SetHardSigmoidSlope
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
+from detent.recipe.file import find_recipe
 from tests.prepare.equivalence import check, f32, info, make, node, run
 
 CONSTANTS = {
@@ -198,3 +201,11 @@ def test_the_slope_goes_into_the_layer_before():
     assert [item.op_type for item in model.graph] == ["Conv", "HardSigmoid"]
     feeds = {"x": f32(1, 3, 4, 4, seed=1)}
     np.testing.assert_allclose(run(ir.to_proto(model), feeds)["y"], run(proto, feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_neither_quarks_way_nor_a_tuned_recipe_replaces_a_hard_swish_unasked(tmp_path):
+    step = HardSwishToRelu6.step()
+    assert step in _as_quark(find_recipe("XINT8"), {}).without
+    images = np.random.default_rng(0).standard_normal((12, 3, 8, 8)).astype(np.float32)
+    tuned = detent.tune(conv_and_swish(), tmp_path / "t.onnx", images, "XINT8", max_drop=1e6, hold_out=4)
+    assert tuned.recipe.without == (step,), "quantize might take it by itself"

@@ -38,8 +38,7 @@ from detent.compat.option_rules import METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.convert.quantizing_nodes import WithoutClippedRelu
-from detent.devices.catalog import find_device
-from detent.devices.two_gates import SiluToTwoGates
+from detent.devices.catalog import WHERE_IT_HELPS, find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import MinMax
@@ -165,10 +164,8 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
         weight_pairs=recipe.weight_pairs or cast,
         refinement=refinement,
         clip_outputs=True,
-        # Quark leaves a mean with keepdims=0 as it is, quantizes every Concat, and has one HardSigmoid for a SiLU.
-        without=tuple(
-            dict.fromkeys((*recipe.without, KeepMeanDims.step(), concats.STEP, SiluToTwoGates.step())),
-        ),
+        # Quark leaves a mean with keepdims=0 and HardSwish, quantizes every Concat, and has one HardSigmoid for a SiLU.
+        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step(), concats.STEP, *WHERE_IT_HELPS))),
         fuse=() if blocks else recipe.fuse,
     )
 

@@ -206,6 +206,9 @@ OPTIONAL: Mapping[str, type[rewrites.Substitution]] = {
 # Of the float model, likewise: a product through which channels are equalized is taken where it helps.
 OPTIONAL_PREPARATIONS = (RotateResiduals, HardSwishToRelu6)
 
+# What `quantize` does unasked where the result is worse than float and nearer with it; the operator that it replaces.
+WHERE_IT_HELPS: Mapping[str, str] = {SiluToTwoGates.step(): "HardSigmoid", HardSwishToRelu6.step(): "HardSwish"}
+
 
 def with_steps(device: Device, recipe: Recipe) -> Device:
     """Return the device with the steps that the recipe also asks for, and without those that it leaves out."""
@@ -235,8 +238,8 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
 def leavable_steps() -> list[str]:
     """Return the names that `without` may hold."""
     rules = [name for device in DEVICES.values() for name in device.constraints.names]
-    where_it_helps = (SiluToTwoGates.step(), HardSwishToRelu6.step(), concats.STEP)
-    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *where_it_helps, *rules]))
+    unasked = (*WHERE_IT_HELPS, concats.STEP)
+    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *unasked, *rules]))
 
 
 def _device_steps() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from detent.devices.two_gates import SiluToTwoGates
+from detent.devices.catalog import WHERE_IT_HELPS
 from detent.errors import UsageError
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.evaluator import Evaluator
@@ -130,11 +130,12 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
 
 
 def _decided(recipe: Recipe, model: onnx.ModelProto) -> Recipe:
-    """Return the recipe of `model`, with one gate for a SiLU where `quantize` would choose by itself."""
-    step = SiluToTwoGates.step()
-    chooses = not recipe.also and step not in recipe.without and recipe.refinement is not None
-    hard = chooses and any(node.op_type == "HardSigmoid" for node in model.graph.node)
-    return recipe.replace(without=(*recipe.without, step)) if hard else recipe
+    """Return the recipe of `model`, without the steps that `quantize` might take by itself."""
+    if recipe.also or recipe.refinement is None:
+        return recipe
+    present = {node.op_type for node in model.graph.node}
+    steps = [step for step, operator in WHERE_IT_HELPS.items() if operator in present]
+    return recipe.replace(without=tuple(dict.fromkeys((*recipe.without, *steps))))
 
 
 def _key(job: Job, options: TuneOptions, metric: Metric | None) -> str:
