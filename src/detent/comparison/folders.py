@@ -40,8 +40,8 @@ from detent.execute.inference import Batch, OutputFolder, file_stems, map_in_ord
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
 from detent.numerics.codec import DeviceRounding
-from detent.observe.files import ARRAY_ERRORS
 from detent.observe.preprocess import PreprocessOptions
+from detent.observe.rows import ARRAY_ERRORS
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
 from detent.qdq.families import is_fix_neuron, quantize_family

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
 from detent.execute.inference import Batch, named_batches
-from detent.observe.files import find_files
+from detent.observe.folder import find_files
 from detent.observe.loaders import LoaderRows, is_loader
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source

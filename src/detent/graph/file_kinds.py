@@ -57,9 +57,13 @@ _OTHER_FILES: tuple[tuple[bytes, int, str, str], ...] = (
     (b"{", 0, "JSON, as a failed download leaves it", "Download the model again."),
 )
 
+# Images that are read, and those of phones, of the web and of cameras that are not.
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+OTHER_IMAGES = (".heic", ".heif", ".avif", ".gif", ".jp2", ".jxl", ".svg", ".dng", ".cr2", ".nef", ".arw")
+
 # What is data and no model; no output of a command takes the place of such a file.
 DATA_KINDS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"), ("an image", _DATA)),
+    **dict.fromkeys((*IMAGES, *OTHER_IMAGES), ("an image", _DATA)),
     **dict.fromkeys((".npy", ".npz"), ("an array", _DATA)),
     ".csv": ("a table", _DATA),
 }

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe import files, samples
+from detent.observe import samples
+from detent.observe.folder import find_files, without_broken
 from detent.observe.loaders import LoaderRows, is_loader
 from detent.observe.preprocess import Answer, DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.rows import Rows, array_rows, image_rows, npy_rows, npz_rows, random_rows, single_input
 from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
@@ -129,7 +131,7 @@ def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir
 class RowSource(samples.Source):
     """Samples from rows that can be counted, stacked into batches of `batch`, all full where `whole`."""
 
-    rows: files.Rows
+    rows: Rows
     inputs: tuple[InputSpec, ...]
     selection: samples.RowSelection
     batch: int
@@ -233,24 +235,24 @@ def open_source(
         raise UsageError("--seed chooses which samples are used, so it needs --limit N.")
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
-    rows: files.Rows
+    rows: Rows
     size, whole = _batch_size(inputs, batch)
     chosen = partial(samples.select, limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
     if data is None:
-        rows = files.random_rows(inputs, 0 if seed is None else seed)
+        rows = random_rows(inputs, 0 if seed is None else seed)
     elif isinstance(data, (str, os.PathLike)):
-        found = files.find_files(Path(data))
+        found = find_files(Path(data))
         if found.kind == "image":
-            spec = files.single_input(inputs, "an image", ".npz files with the input names as keys")
+            spec = single_input(inputs, "an image", ".npz files with the input names as keys")
             recipe, note = guess_preprocess(spec, options)
-            found = files.without_broken(found, lambda total: chosen(total).rows, strict=strict)
-            rows = files.image_rows(found, inputs, recipe)
+            found = without_broken(found, lambda total: chosen(total).rows, strict=strict)
+            rows = image_rows(found, inputs, recipe)
         else:
-            rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
+            rows = (npy_rows if found.kind == "npy" else npz_rows)(found, inputs)
     elif isinstance(data, LoaderRows):
         rows = data
     elif isinstance(data, Mapping) or samples.is_array_like(data):
-        rows = files.array_rows(data, inputs)
+        rows = array_rows(data, inputs)
     else:
         _refuse_options(options)
         if seed is not None:

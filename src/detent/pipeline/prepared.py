@@ -35,7 +35,7 @@ from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of
 from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
 from detent.graph.values import constant, is_constant, is_standard, is_unused
-from detent.observe.files import cannot_be_random
+from detent.observe.rows import cannot_be_random
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of

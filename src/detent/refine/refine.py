@@ -34,7 +34,7 @@ from detent.graph.session import return_memory
 from detent.graph.values import constant
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.observe.files import ARRAY_ERRORS
+from detent.observe.rows import ARRAY_ERRORS
 from detent.observe.samples import PendingSample
 from detent.observe.store import REFINEMENT, CheckpointFile, Digest, fingerprint_of
 from detent.plan.plan import Plan

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError
-from detent.observe.files import load_npz, npz_shapes
 from detent.observe.images import Size
+from detent.observe.rows import load_npz, npz_shapes
 from detent.settings import parse_json, read_text
 from detent.tasks import Task
 from detent.tasks.detection import Floats, Truths
