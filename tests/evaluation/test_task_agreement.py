@@ -251,6 +251,22 @@ def test_detections_are_matched():
     assert none.loss == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("width", "share"),
+    [
+        (10.0, 0.0),
+        (9.2, (0.17 - 0.15) / 0.5),  # 0.08 from float's box: 0.17 is the hypotenuse of 0.08 and 0.15
+        (6.4, (0.39 - 0.15) / 0.5),  # 0.36, and 0.39
+    ],
+)
+def test_what_boxes_that_moved_cost(width, share):
+    """Errors that know nothing of each other add up by their squares, so a small one hardly counts."""
+    first = detections([(20, 20, 10, 10, 0.9, 0)])
+    moved = agreed(Task.DETECT, first, detections([(20, 20, width, 10, 0.9, 0)]), classes=2, image=(128, 128))
+    assert moved.figures["overlap"] == pytest.approx(width / 10.0)
+    assert moved.loss == pytest.approx(share / 2, abs=1e-6)
+
+
 def test_without_confident_detections_the_best_are_compared():
     first = detections([(20, 20, 10, 10, 0.1, 0), (50, 50, 20, 20, 0, 0.05)])
     found = agreed(Task.DETECT, first, first, classes=2, image=(128, 128))
