@@ -203,7 +203,7 @@ def _of_classes(numbers: Rows) -> Summary:
     high = max(high, unseen(int((numbers["cost"] > 0).sum()), count, float(numbers["cost"].sum())))
     kept = wilson_interval(same, count)
     text = f"{same} of {count} samples keep their top class (95 % interval {interval_text(in_percent(kept), '.0f')} %)"
-    text += f"; expected loss of accuracy {_points(loss, (low, high))}"
+    text += f"; expected loss of accuracy {points_text(loss, (low, high))}"
     figures = {"same_top1": float(numbers["same"].mean()), "same_top1_low": kept[0], "same_top1_high": kept[1]}
     return loss, (low, high), figures, text
 
@@ -223,8 +223,9 @@ def _of_tags(numbers: Rows) -> Summary:
         "score_shift": shift / wanted,
         "confident": 0.0 if faint else 1.0,
     }
-    return loss, (low, high), figures, f"{text}; expected loss of F1 {_points(loss, (low, high))}"
+    return loss, (low, high), figures, f"{text}; expected loss of F1 {points_text(loss, (low, high))}"
 
 
-def _points(loss: float, interval: Interval) -> str:
+def points_text(loss: float, interval: Interval) -> str:
+    """Return a loss and its interval as a reader is told them."""
     return f"{100 * loss:.1f} points ({interval_text(in_percent(interval), '.1f')})"

@@ -41,11 +41,11 @@ from detent.evaluation.row_answers import (
     bootstrap,
     compare_classes,
     compare_rows,
+    points_text,
     threshold,
     unseen,
 )
 from detent.observe.sources import Shape
-from detent.results.paired import in_percent, interval_text
 from detent.results.tensors import TaskAgreement
 from detent.results.verdict import LEAST_SAMPLES
 from detent.tasks import (
@@ -279,9 +279,8 @@ def _sequenced(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     if not length:
         return None, None, figures, f"float reads nothing in any of the {count} samples"
     high = max(high, unseen(min(edits, length), length, float(rows["loss"].sum())))
-    lies = interval_text(in_percent((low, high)), ".1f")
     text = f"{kept} of {count} sequences are kept whole, {edits} of their {length} classes change"
-    return loss, (low, high), figures, f"{text}; expected loss {100 * loss:.1f} points ({lies})"
+    return loss, (low, high), figures, f"{text}; expected loss {points_text(loss, (low, high))}"
 
 
 # --- pixels
@@ -459,6 +458,8 @@ def _detected(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     which = f"of the {BEST} best detections" if faint else f"detections above {LEAST_SCORE}"
     text = f"{kept:.0f} of {wanted:.0f} {which} are kept, {extra:.0f} are new, scores move by {moved:+.2f}"
     text += f", {shown / count:.1f} boxes in a sample instead of {wanted / count:.1f}"
+    if wanted and not faint:
+        text += f"; expected loss of average precision {points_text(loss, interval)}"
     figures = {
         "kept": kept / wanted if wanted else 0.0,
         "new": extra / wanted if wanted else 0.0,
