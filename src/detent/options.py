@@ -318,7 +318,7 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     widen: Annotated[
         float | None,
         accuracy_flag(
-            "Give the costliest activations of transformers and attention 16 bits, until the rest reach this SQNR.",
+            "Give the activations that cost most 16 bits, until the 8-bit ones together reach this SQNR.",
             metavar="DB",
         ),
     ]
@@ -442,7 +442,10 @@ class QuantizeOptions(
     resume: Annotated[bool, calibration_flag("Continue an interrupted run.", "--resume/--no-resume", default=True)]
     try_advice: Annotated[
         bool,
-        PythonOnly("if the result is bad, measure what may help, for as long as the run took; the command does", False),
+        PythonOnly(
+            "if the result is bad, measure what may help, for up to twice the run's time; the command does",
+            False,
+        ),
     ]
     dry_run: Annotated[
         bool, Flag("Show what would be done; run nothing and write nothing.", "--dry-run", default=False)

@@ -8,6 +8,7 @@ import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline import trials
+from detent.pipeline.job import change_recipe
 from detent.results.verdict import worst_sqnr
 
 COARSE = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"), equalize=False)
@@ -48,6 +49,14 @@ def test_trials_end_with_their_time(monkeypatch):
 
 def test_a_power_of_two_device_is_offered_nothing_that_it_cannot_take():
     assert [options for options, _ in trials.changes_of(detent.find_recipe("XINT8"))] == ["--refine Rounding"]
+
+
+def test_16_bits_for_what_costs_most_are_tried_before_16_bits_for_all():
+    recipe = detent.find_recipe("A8W8")
+    changes = dict(trials.changes_of(recipe))
+    assert list(changes)[:2] == ["--widen 20", "--activations int16"]
+    assert changes["--widen 20"] == change_recipe(recipe, {"set": (), "widen": 20.0})
+    assert "--widen 20" not in dict(trials.changes_of(changes["--widen 20"]))
 
 
 def test_two_gates_are_tried_where_a_sigmoid_was_exchanged_and_not_asked_for_already():

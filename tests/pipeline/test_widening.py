@@ -56,6 +56,9 @@ def test_a_network_without_normalization_has_8_bits_throughout():
     )
     data = [{"x": normal(1, 2, 8, 8)} for _ in range(4)]
     assert detent.quantize(proto, calibration=data, recipe="A8W8").widening is None
+    asked = detent.quantize(proto, calibration=data, recipe="A8W8", widen=60.0)
+    assert asked.recipe.widen_everywhere
+    assert asked.widening.names == {"x", "y"}
 
 
 def test_attention_among_convolutions_gets_16_bits_where_shares_differ_much():

@@ -132,7 +132,10 @@ TRUSTED = 48
 
 # Fields of a recipe that only later stages read, but for the votes of a method and some steps of `also`.
 READ_LATER = frozenset(
-    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen", "also")
+    (
+        *("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges"),
+        *("widen", "widen_everywhere", "also"),
+    )
 )
 
 

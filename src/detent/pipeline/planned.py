@@ -58,8 +58,10 @@ def find_widening(model: ir.Model, plan: Plan, observed: Observed) -> Widening |
     recipe, samples = observed.prepared.job.recipe, observed.samples[:WIDENING_SAMPLES]
     if recipe.widen is None or not samples:
         return None
-    places = where_width_may_pay(model.graph)
-    groups = [group for group in wide_candidates(model, plan.layout) if not places.isdisjoint(group)]
+    groups = wide_candidates(model, plan.layout)
+    if not recipe.widen_everywhere:
+        places = where_width_may_pay(model.graph)
+        groups = [group for group in groups if not places.isdisjoint(group)]
     if not groups:
         return None
     measured = _Measured(model, plan, observed, samples)
@@ -121,10 +123,17 @@ class _Measured:
             Variant(str(at), rounding={name: self._plan.of(name) for group in union for name in group})
             for at, union in enumerate(unions)
         ]
-        threads = self._prepared.job.collecting.threads
-        parts = self._prepared.parts or None  # boxes of a detector, of 0..640, would hide its scores
+        job = self._prepared.job
         found = errors_of(
-            self._model, self._plan, variants, samples, parts=parts, threads=threads, memory=MEMORY, probe=self._probe
+            self._model,
+            self._plan,
+            variants,
+            samples,
+            parts=self._prepared.parts or None,  # boxes of a detector, of 0..640, would hide its scores
+            threads=job.collecting.threads,
+            memory=MEMORY,
+            progress=job.progress,
+            probe=self._probe,
         )
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
 

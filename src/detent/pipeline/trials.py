@@ -5,7 +5,7 @@ them by LEAST_GAIN: SiLU by two gates, and HardSwish as a product through which 
 time on the device, which is said, and no other number format.
 
 Everything else is suggested. It is tried only if the verdict is that the result is worse than float or broken, and
-within the time that the run took, at most MOST_SECONDS. Each trial quantizes with one thing changed, on the same
+within TIMES the time that the run took, at most MOST_SECONDS. Each trial quantizes with one thing changed, on the same
 calibration samples, writes nothing, and is measured on the same held-out samples. The cheapest are tried first, by what
 the stages of the run took, and one that is not expected to end in time is not begun. What was tried and did not help is
 not suggested.
@@ -22,6 +22,7 @@ from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import DetentError, UsageError
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.pipeline.job import Job
+from detent.pipeline.planned import INFERENCES
 from detent.pipeline.prepared import check_recipe
 from detent.pipeline.run import OBSERVING, TRYING, Run
 from detent.prepare import Pass
@@ -29,6 +30,7 @@ from detent.prepare.replaced_operators import HardSwishToRelu6
 from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
+from detent.recipe.recipe import WIDENING_SQNR
 from detent.results.quantized import Report, Trial
 from detent.results.verdict import (
     LEAST_GAIN,
@@ -40,7 +42,8 @@ from detent.results.verdict import (
     worst_sqnr,
 )
 
-LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
+# Once as long would be too short for another format of activations, which needs statistics of its own.
+TIMES, LEAST_SECONDS, MOST_SECONDS = 2.0, 3.0, 40.0
 
 LEARNING_WEIGHTS = 4.0
 """How many times as long a refinement takes that chooses weights as one that corrects biases."""
@@ -63,6 +66,9 @@ class _Change:
         served = self.same_data and run.observed.serves(self.job)
         shared = (TRYING, *OBSERVING) if served else (TRYING,)
         known = {name: each for name, each in report.seconds.items() if name not in shared}
+        if self.job.recipe.widen_everywhere and report.calibration is not None:
+            inference = report.seconds.get("calibrate", 0.0) / max(1, report.calibration.samples)
+            known["plan"] = known.get("plan", 0.0) + INFERENCES * inference
         refinement, before = self.job.recipe.refinement, run.job.recipe.refinement
         learns = refinement is not None and refinement.learns_weights
         if learns and not (before is not None and before.learns_weights):
@@ -125,7 +131,7 @@ def with_trials(run: Run, report: Report) -> Report:
     before = None if report.dry_run else _worst_if_bad(run)
     if before is None:
         return report
-    end = perf_counter() + min(max(sum(report.seconds.values()), LEAST_SECONDS), MOST_SECONDS)
+    end = perf_counter() + min(max(TIMES * sum(report.seconds.values()), LEAST_SECONDS), MOST_SECONDS)
     trials: list[Trial] = []
     costs = [(each.seconds(run, report), each) for each in _changes(run.job, report)]
     # The sort is stable: of equal cost, what helps most often comes first.
@@ -183,6 +189,8 @@ def changes_of(recipe: Recipe, clipped: bool = False, *, hardened: bool = False)
         setting = f"also={SiluToTwoGates.step()}"
         yield f"--set {setting}", with_settings(recipe, (setting,))
     if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:
+        if not recipe.widen_everywhere:
+            yield f"--widen {WIDENING_SQNR:g}", recipe.replace(widen=WIDENING_SQNR, widen_everywhere=True)
         wide = recipe.activations.dtype.replace("8", "16")
         yield f"--activations {wide}", change(recipe, {"activations": wide})
     if is_integer(recipe.weights) and recipe.weights.granularity == "per_tensor" and not recipe.weights.power_of_two:

@@ -104,10 +104,10 @@ class Recipe:
     into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
     afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
 
-    `widen` is for networks with normalization layers, in which a few channels are many times as large as the others,
-    and for what attention multiplies in any network: it is the SQNR in dB at the outputs that 8-bit activations
-    together must keep. Those that cost most get 16 bits until they do. Activations that have more than 8 bits already
-    have nothing to gain.
+    `widen` is the SQNR in dB at the outputs that 8-bit activations together must keep: those that cost most get 16 bits
+    until the others do. That is for networks with normalization layers, in which a few channels are many times as large
+    as the others, and for what attention multiplies in any network; with `widen_everywhere` it is for all activations.
+    Those that have more than 8 bits already have nothing to gain.
 
     `rounding` is how the device rounds activations: "half-even", as the file says, or "dpu", ties upwards. All that is
     chosen by what it does is then judged with that rounding; the file itself has no field for it.
@@ -135,6 +135,7 @@ class Recipe:
     equalize: Equalizer | None = GlobalEqualization()  # noqa: RUF009
     smooth: float | None = None
     widen: float | None = None
+    widen_everywhere: bool = False
     search_ranges: bool = False
     refinement: Refinement | None = QuickRounding()  # noqa: RUF009
     rounding: DeviceRounding = "half-even"
@@ -232,7 +233,7 @@ BFLOAT16 = FloatFormat("bfloat16")
 PER_CHANNEL_INT8 = IntegerFormat("int8", granularity="per_channel")
 
 # What 8-bit activations of a transformer may cost at its outputs, in dB: about what its 8-bit weights cost.
-TRANSFORMER_SQNR = 20.0
+WIDENING_SQNR = 20.0
 
 
 def _twins(recipe: Recipe, adaround: bool = True) -> Iterator[Recipe]:
@@ -296,7 +297,7 @@ def _npu() -> Iterator[Recipe]:
         IntegerFormat("int8"),
         PER_CHANNEL_INT8,
         MinMSE(),
-    ).replace(target="npu-float-scale", smooth=0.5, widen=TRANSFORMER_SQNR)
+    ).replace(target="npu-float-scale", smooth=0.5, widen=WIDENING_SQNR)
     yield from _twins(a8w8)
     yield from _twins(
         a8w8.replace(

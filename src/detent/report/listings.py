@@ -81,7 +81,8 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {recipe.method.name}"]
-    steps += [f"widen ({recipe.widen:g} dB)"] if recipe.widen is not None else []
+    widens = "widen everywhere" if recipe.widen_everywhere else "widen"
+    steps += [f"{widens} ({recipe.widen:g} dB)"] if recipe.widen is not None else []
     refinement = recipe.refinement
     if refinement is not None:
         steps.append(refinement.name if refinement.chooses_weights else "correct biases")

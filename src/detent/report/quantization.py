@@ -377,7 +377,7 @@ def _wide(report: Report) -> doc.Section | None:
         brief = f"8 bits for all {done.candidates} activations: {before} at the outputs."
     return doc.Section(
         "16-bit activations",
-        "A few of their channels are far larger than the others, so that 8 bits would cost too much at the outputs.",
+        "8 bits would cost too much at the outputs, often because a few channels are far larger than the others.",
         [doc.table("wide", columns, done.tensors)] if done.tensors else [],
         count=count,
         brief=brief,
