@@ -87,7 +87,7 @@ def test_without_labels_the_task_judges():
 def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
     result = tune(tmp_path / "out.onnx", metric=detent.Metric("never", score=Never()))
     names = [rung.name for rung in result.rungs]
-    assert names[:2] == ["XINT8", "range search"]
+    assert names[0] == "XINT8"
     assert names.index("rounding") < names.index("no equalization") < names.index("AdaRound")
     assert {"range search", "rounding", "AdaRound", "AdaQuant"} <= set(names)
     assert names[-1].startswith("float x")
@@ -133,8 +133,11 @@ def test_the_winning_recipe_gives_the_same_model_again(tmp_path):
 def test_an_interrupted_tuning_continues(tmp_path):
     output = tmp_path / "out.onnx"
 
+    done = []
+
     def interrupt(outcome):
-        if outcome.name == "range search":
+        done.append(outcome.name)
+        if len(done) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

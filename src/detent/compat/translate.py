@@ -44,7 +44,7 @@ from detent.errors import UsageError
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.plan import concats
+from detent.plan import concats, pools
 from detent.prepare import KeepMeanDims
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import DYNAMIC_OPERATORS, PRESETS, OutputFormat
@@ -164,8 +164,9 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
         weight_pairs=recipe.weight_pairs or cast,
         refinement=refinement,
         clip_outputs=True,
-        # Quark leaves a mean with keepdims=0 and HardSwish, quantizes every Concat, and has one HardSigmoid for a SiLU.
-        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step(), concats.STEP, *WHERE_IT_HELPS))),
+        # Quark leaves a mean with keepdims=0 and HardSwish, quantizes every Concat, has one HardSigmoid for a SiLU, and
+        # the coarser position of two at a pool.
+        without=tuple(dict.fromkeys((*recipe.without, KeepMeanDims.step(), concats.STEP, pools.STEP, *WHERE_IT_HELPS))),
         fuse=() if blocks else recipe.fuse,
     )
 

@@ -20,7 +20,7 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError, nearest
-from detent.plan import concats
+from detent.plan import concats, pools
 from detent.prepare import LEAVABLE, Pass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
@@ -238,7 +238,7 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
 def leavable_steps() -> list[str]:
     """Return the names that `without` may hold."""
     rules = [name for device in DEVICES.values() for name in device.constraints.names]
-    unasked = (*WHERE_IT_HELPS, concats.STEP)
+    unasked = (*WHERE_IT_HELPS, concats.STEP, pools.STEP)
     return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *unasked, *rules]))
 
 

@@ -40,6 +40,7 @@ from detent.plan.plan import Move, Plan, make_room_for_biases
 MAX_ROUNDS = 20  # a move may break another rule, so all are applied until none moves anything
 _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+ALIGN_POOL = "align_pool"
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _hard_sigmoid(node: ir.Node, plan: Plan) -> Plan:
 SHIFTS = ShiftConstraints(
     (
         ("align_concat", _align, ("Concat",)),
-        ("align_pool", _align, _POOLS),
+        (ALIGN_POOL, _align, _POOLS),
         ("align_pad", _align, ("Pad",)),
         ("align_slice", _align, ("Slice",)),
         ("shift_read", _shift_read, ("Add", "Sub")),

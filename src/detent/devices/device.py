@@ -21,7 +21,7 @@ from typing import Literal
 import onnx
 import onnx_ir as ir
 
-from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
+from detent.devices.constraints import ALIGN_POOL, UNCONSTRAINED, Constraints, Violation
 from detent.devices.rewrites import Substitution
 from detent.errors import UsageError, check_known
 from detent.numerics.codec import DeviceRounding
@@ -426,6 +426,11 @@ class Rules:
     def __call__(self, plan: Plan) -> Plan:
         """Move the parameters of a plan until the rules hold, as far as they can."""
         return self.device.constraints.constrain(self.model, plan, self.without)
+
+    @property
+    def align_pools(self) -> bool:
+        """Whether the input and the result of a pool have one position."""
+        return ALIGN_POOL in self.device.constraints.names and ALIGN_POOL not in self.without
 
     def violations(self, plan: Plan) -> list[Violation]:
         """Return the rules that do not hold, node by node."""

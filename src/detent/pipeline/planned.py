@@ -35,6 +35,7 @@ from detent.pipeline.prepared import Stopwatch
 from detent.plan.layout import Layout
 from detent.plan.mixed import where_width_may_pay, wide_candidates, with_wide
 from detent.plan.plan import Plan, make_plan
+from detent.plan.pools import STEP, pool_choices
 from detent.prepare import Pass, prepare
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.results.quantized import Notes, Widening, WideTensor
@@ -49,6 +50,8 @@ MEMORY = 1 << 28  # bytes for the variants that are measured at once: more of th
 INFERENCES = 200  # that ranking may cost, of which each candidate takes half of one for each sample
 
 ROUNDS = 3  # how often the sum is measured, and corrected
+
+POOL_SAMPLES = 16  # to choose the positions of pools on
 
 Groups = Sequence[tuple[str, ...]]
 
@@ -209,6 +212,8 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
             layout = step.laid_out(layout)
         plan = _chosen(model, layout, observed, substitutions)
         rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
+        if rules.align_pools and STEP not in recipe.without:
+            plan = _with_pools(model, plan, observed)
         plan = rules(plan)
         widening = find_widening(model, plan, observed)
         if widening is not None and widening.tensors:
@@ -230,6 +235,32 @@ def _chosen(model: ir.Model, layout: Layout, observed: Observed, steps: Sequence
     plan = make_plan(model, layout, observed.observation.statistics, observed.prepared.job.recipe)
     for step in steps:
         plan = step.planned(plan)
+    return plan
+
+
+def _with_pools(model: ir.Model, plan: Plan, observed: Observed) -> Plan:
+    """Give what average pools join the position that costs least at the outputs."""
+    choices, samples = list(pool_choices(model, plan)), observed.samples[:POOL_SAMPLES]
+    if not choices or not samples:
+        return plan
+    prepared, variants = observed.prepared, dict[tuple[int, int], Variant]()
+    for number, choice in enumerate(choices):
+        for position in choice.positions:
+            rounding = choice.rounding(plan, position)
+            variants[number, position] = Variant(f"{number} at {position}", rounding=rounding)
+    errors = errors_of(
+        model,
+        plan,
+        list(variants.values()),
+        samples,
+        parts=prepared.parts or None,
+        threads=prepared.job.collecting.threads,
+        memory=MEMORY,
+        progress=prepared.job.progress,
+    )
+    for number, choice in enumerate(choices):
+        best = min(choice.positions, key=lambda position: errors[variants[number, position].name])
+        plan = choice.at(plan, best)
     return plan
 
 

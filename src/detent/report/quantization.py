@@ -28,6 +28,7 @@ from detent.results.verdict import helpful_trials, refinement_to_try
 # Why a scale was moved, by the name of the rule.
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
+    "pool": "The input and the result of an average pool have one scale: that which costs least at the outputs.",
     "shift read": "The inputs of an Add or Sub are at most 7 positions apart.",
     "shift write": "A sum or product is shifted to its output by as much as the device can.",
     "shift cut": "The product of input and weight is shifted to the output by 0 to 16 bits.",
