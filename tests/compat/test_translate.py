@@ -334,5 +334,7 @@ def test_what_would_have_no_effect_is_an_error(fields, message):
 def test_as_quark_leaves_means_without_their_dimensions():
     for name in ("XINT8", "A8W8"):
         config = Config(get_default_config(name))
-        assert {"keep_mean_dims", "float_concats", "pool_positions"} <= {*translate(config, as_quark=True).recipe.without}
+        assert {"keep_mean_dims", "float_concats", "pool_positions"} <= {
+            *translate(config, as_quark=True).recipe.without
+        }
         assert "keep_mean_dims" not in translate(config).recipe.without
