@@ -74,8 +74,8 @@ def compare_models(
 ) -> ModelComparison:
     """Run both models on all samples. Raises a DetentError if their inputs or outputs differ.
 
-    `inner` adds what a layer passes to the activation function behind it, which is seldom of interest and takes as
-    long as all the rest.
+    `inner` adds the values between layers and their activation functions, which are seldom of interest and take as long
+    as all others.
     """
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
     models = [model_name(model) for model in (before, after)]
@@ -93,27 +93,29 @@ def compare_models(
     scales = pair.fit(fitting, threads)
     progress(STAGE, len(fitting), steps)
     names: list[str] = []
-    found: dict[str, list[Array]] = {name: [] for name in shared}
-    skipped: set[str] = set()
+    found: dict[str, list[Array | None]] = {name: [] for name in shared}
     look = partial(pair.differences, scales=scales)
     for done, (item, differences) in enumerate(map_in_order(look, dataset, threads), len(fitting) + 1):
         names += item.names
         for name, values in differences.items():
-            if values is None:
-                skipped.add(name)
-            else:
-                found[name].append(values)
+            found[name].append(values)
         progress(STAGE, done, steps)
     both = outputs[0] & outputs[1]
     compared = both | {part.name_in(name) for name in both for part in pair.parts.get(name, ())}
+    measured = {name: _of_all_samples(values) for name, values in found.items()}
     tensors = [
-        TensorDifference(name, name in compared, names, np.concatenate(parts, 1), name in scales)
-        for name, parts in found.items()
-        if name not in skipped
+        TensorDifference(name, name in compared, names, values, name in scales)
+        for name, values in measured.items()
+        if values is not None
     ]
-    return ModelComparison(
-        models[0], models[1], dataset.described, dataset.note, tensors, [name for name in shared if name in skipped]
-    )
+    skipped = [name for name, values in measured.items() if values is None]
+    return ModelComparison(models[0], models[1], dataset.described, dataset.note, tensors, skipped)
+
+
+def _of_all_samples(values: Sequence[Array | None]) -> Array | None:
+    """Join the measures of all batches; None if the tensor could not be compared in one of them."""
+    known = [each for each in values if each is not None]
+    return np.concatenate(known, 1) if len(known) == len(values) else None
 
 
 def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:

@@ -272,7 +272,7 @@ def _window_means(x: Floats) -> Floats:
 
 
 def compare_folders(baseline: Path, other: Path) -> FolderComparison:
-    """Compare every result of one folder with that of the same name in the other.
+    """Compare every result of one folder with the result of the same name in the other.
 
     Raises DataError, naming the file, if one is missing, cannot be read, has another shape or is not finite.
     """

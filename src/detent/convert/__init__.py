@@ -57,7 +57,7 @@ STEPS: Mapping[str, ConversionStep] = {
     "finite-weights": inputs_and_weights.FiniteWeights(),
 }
 ALIASES: Mapping[str, str] = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
-# Not qdq and qoperator: what another tool wrote becomes standard first, and operators on codes then.
+# qdq and qoperator do not exclude each other: operators of other tools become standard Q/DQ, and then work on codes.
 EXCLUSIVE = (
     ("float", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
     ("qdq", "extended-qdq", "vitis-qdq", "fix-neuron"),
@@ -108,21 +108,22 @@ def convert(
 
         convert("model.onnx", "model_fp16.onnx", ["fixed-shapes:batch=1", "float16"])
 
-    A step that finds nothing to convert is an error, unless `must_change` is False.
+    A step that finds nothing to convert is an error, unless `must_change` is False. After an error nothing is written.
 
     Raises:
-        DetentError: UsageError for steps that mean nothing, ModelError for a model that has nothing to convert or a
-            result that onnxruntime cannot load, OutputError; nothing is written then.
+        UsageError: Steps that do not exist, or that exclude each other.
+        ModelError: A model that has nothing to convert, or a result that onnxruntime cannot load.
+        OutputError: The result cannot be written.
     """
     texts = (steps,) if isinstance(steps, str) else tuple(steps)
     parsed = parse_steps(texts)
     target = Path(output)
     check_output(target, model)
-    graph_model = read(_own(model), keep_defaults=True)
+    graph_model = read(_copied(model), keep_defaults=True)
     before = _summary(graph_model, stored_bytes(model))
     reading = ConversionNotes(READING)
     if not any(isinstance(step, inputs_and_weights.InputsWithoutInitializers) for _, step in parsed):
-        inputs_and_weights.free_initializers(graph_model, reading)  # so that steps can take weights for constants
+        inputs_and_weights.free_initializers(graph_model, reading)  # so that steps see weights as constants
     changes, declined = reading.changes, reading.declined
     for name, step in parsed:
         graph_model, notes = _apply(graph_model, name, step, name_of(model) if must_change else None)
@@ -133,8 +134,8 @@ def convert(
     return Conversion(name_of(model), str(target), texts, before, _summary(graph_model, size), changes, declined)
 
 
-def _own(model: ModelLike) -> ModelLike:
-    """Return the model, or a copy of a message: steps rename tensors, which would show in the caller's."""
+def _copied(model: ModelLike) -> ModelLike:
+    """Return a copy of a model in memory, since steps rename tensors; a path as it is."""
     if not isinstance(model, onnx.ModelProto):
         return model
     copy = onnx.ModelProto()
@@ -143,7 +144,7 @@ def _own(model: ModelLike) -> ModelLike:
 
 
 def _apply(model: ir.Model, name: str, step: ConversionStep, where: str | None) -> tuple[ir.Model, ConversionNotes]:
-    """Apply a step. With `where`, the name of the model, it is an error if that changes nothing."""
+    """Apply a step. If `where`, the name of the model, is given, a step that changes nothing is an error."""
     notes = ConversionNotes(name)
     try:
         model = step.apply(model, notes)
@@ -171,7 +172,8 @@ def _summary(model: ir.Model, size: int) -> ModelSummary:
 def _verify(model: ir.Model, *, retyped: bool) -> None:
     """Raise ModelError unless onnx's checker passes the model and onnxruntime loads it.
 
-    `retyped`: it computes in another type now. Of some models in float16 onnxruntime dies, so it is tried apart.
+    `retyped`: it computes in another type now. Some float16 models crash onnxruntime, so these are first loaded in a
+    process of their own.
     """
     model.graph.sort()
     if not set(model.graph.initializers.values()) <= set(model.graph.inputs):

@@ -2,19 +2,19 @@
 
 **Signedness.** With h half the range (128 or 32768), uint code c at zero point z and int code c - h at zero point z - h
 stand for the same number, and saturate at the same numbers: all codes map one to one, the lowest included. So the
-results are the same to the bit.
+results are bit-identical.
 
-**Biases of 32 bits to 16 bits**, with a scale of their own. A bias of 32 bits has the product of its layer's scales,
-which is so fine that 16 bits may not reach. The new scale is the old one times the least power of two at which no
-element clips:
+**Biases of 32 bits to 16 bits**, with a scale of their own. The scale of a 32-bit bias is the product of its layer's
+scales, which may be too fine for 16 bits. The new scale is the old one times the least power of two at which no element
+clips:
 
     scale' = scale * 2^k        code' = round_half_even(code / 2^k)
 
-So a power of two stays one, and a bias that fits is unchanged to the bit. With a scale for each channel, each has a k.
+So a power of two stays one, and a bias that fits is unchanged to the bit. With a scale per channel, each has its own k.
 
 **Biases of any width to 32 bits**, with the scale of their layer's products, as CPUs have them.
 
-**Activations of 16 bits to 8 bits** that reach as far. 65535 = 257 * 255, so with l the lowest code
+**Activations of 16 bits to 8 bits** with the same range. 65535 = 257 * 255, so with l the lowest code
 
     scale' = 257 * scale        zero_point' = round((zero_point - l) / 257) + l'
 
@@ -54,18 +54,26 @@ class ToSignedness(ConversionStep):
                 if quantize_family(node):
                     work.activation(graph, node)
             for value in tuple(graph.initializers.values()):
-                # A constant that anything else reads is a zero point, or not codes at all.
-                codes = value.uses() and all(dequantize_family(use.node) and use.idx == 0 for use in value.uses())
-                if codes and value.const_value is not None and value.const_value.dtype.numpy() == work.old:
-                    if self.weights:
-                        work.weight(graph, value)
-                    else:
-                        left += 1
+                if not _holds_codes(value, work.old):
+                    continue
+                if self.weights:
+                    work.weight(graph, value)
+                else:
+                    left += 1
         if left:
             notes.decline("model", f"{left} constants stay {work.old.name.upper()}; weights=true converts them too")
 
 
+def _holds_codes(value: ir.Value, dtype: np.dtype[Any]) -> bool:
+    """Return whether a constant holds codes of a type. A zero point has another index at its reader."""
+    if not value.uses() or value.const_value is None or value.const_value.dtype.numpy() != dtype:
+        return False
+    return all(dequantize_family(use.node) and use.idx == 0 for use in value.uses())
+
+
 class _Shift:
+    """Shifts codes and zero points of one signedness to the other, `dtype`."""
+
     def __init__(self, names: Names, notes: ConversionNotes, dtype: str) -> None:
         self._names, self._notes = names, notes
         self.old, self._new = np.dtype(_OTHER[dtype]), np.dtype(dtype)
@@ -78,8 +86,8 @@ class _Shift:
         if zero_point is None and input_at(quantize, 2) is not None:
             self._notes.decline(quantize, "its zero point is not constant")
             return
-        unnamed = None if "output_dtype" in quantize.attributes else np.dtype(np.uint8)  # what ONNX takes by default
-        if (unnamed if zero_point is None else zero_point.dtype) != self.old:
+        default = None if "output_dtype" in quantize.attributes else np.dtype(np.uint8)  # as ONNX prescribes
+        if (default if zero_point is None else zero_point.dtype) != self.old:
             return
         others = set(readers_of(codes)) - {node.op_type for node in readers if dequantize_family(node)}
         points = [input_at(node, 2) for node in readers]
@@ -157,7 +165,7 @@ def shifts_needed(codes: npt.NDArray[Any], channels: int) -> npt.NDArray[np.int6
     largest = np.abs(codes.astype(np.int64).reshape(channels, -1)).max(axis=1)
     shifts = np.zeros(channels, np.int64)
     for k in range(1, 18):
-        # rounded half to even: what is compared is what will be stored
+        # rounded half to even, as the codes will be
         shifts[np.rint(largest / 2.0 ** (k - 1)) > high] = k
     return shifts
 
@@ -214,7 +222,7 @@ def _store_codes(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], scale:
         set_input(node, index, add_initializer(edit.graph, edit.names.fresh(f"{node.outputs[0].name}_{name}"), array))
 
 
-_WIDER = 257  # steps of 8 bits are so much wider than those of 16 bits over the same range: 65535 / 255
+_WIDER = 257  # 65535 / 255: how much wider an 8-bit step is than a 16-bit step over the same range
 
 
 @dataclass(frozen=True)
@@ -248,8 +256,8 @@ class EightBits(NodeStep):
 
 
 def _widen_bias(edit: GraphEdit, layer: ir.Node, index: int) -> None:
-    """Give the 32-bit bias of a layer the scale of its products again, after its input's scale has grown."""
-    # The last input of any other operator: an Add behind a MatMul has its bias there.
+    """Let the 32-bit bias of a layer have the scale of its products again, after the scale of its input has grown."""
+    # For other operators the last input: an Add behind a MatMul has its bias there.
     at = _BIAS_INPUT.get(layer.op_type, -1)
     bias = dequantized(made_by(input_at(layer, at))) if index == 0 else None
     if bias is None or bias.params is None or bias.stored is None or bias.stored.dtype != np.int32:

@@ -1,25 +1,25 @@
 """float16, bfloat16 and float32: the whole model in another precision.
 
-float16 computes what the model computed, with every number rounded to 11 bits. If onnxruntime has no float16 kernel
-for an operator on the CPU it computes in float32 by itself. float32 undoes it: each half-precision number is exactly a
-float32 number. bfloat16 is the upper half of a float32, in three forms:
+float16: the same computation with every number rounded to 11 bits. For operators without a float16 kernel onnxruntime
+computes in float32 by itself. float32 undoes it: each half-precision number is exactly a float32 number. bfloat16 is
+the upper half of a float32, in three forms:
 
-    cast         Casts to bfloat16 and back stand behind every float value, and weights are stored in bfloat16 behind a
-                 Cast: every operator computes in float32 on numbers that bfloat16 holds. Half the size.
-    simulated    a float32 model whose weights are rounded to bfloat16. For compilers that convert the rest themselves.
+    cast         Casts to bfloat16 and back stand behind every float value, and weights are stored in bfloat16 before a
+                 Cast: every operator computes in float32 on bfloat16 numbers. Half the size.
+    simulated    a float32 model whose weights are rounded to bfloat16, for compilers that convert the rest themselves.
     pure         bfloat16 throughout, at opset 22 or newer, with Casts at inputs and outputs.
 
 **Retyping** (float16, and bfloat16 in its pure form). All float32 values become the other type, in bodies of If and
-Loop too. Then, for each node that stays in float32 and for each input that has to be float32, a Cast back stands before
-it (one for all readers in a graph) and a Cast to the other type behind what it makes. So every reader finds the type
-that it expects.
+Loop too. Then each node that stays in float32, and each input that has to be float32, gets a Cast back before it (one
+for all readers in a graph), and a Cast to the other type goes behind each float32 result. So every reader finds the
+type that it expects.
 
-The operator's schema says what may change. An input or output is fixed if the schema writes tensor(float) itself, as
-for the scales of Resize. A node stays in float32 as a whole if one of its type parameters does not have the other
-type, if its operator is not ONNX's own, and if its attributes rather than its inputs decide the type of what it makes.
+The operator's schema says what may change. An input or output is fixed if the schema names tensor(float) itself, as for
+the scales of Resize. A whole node stays in float32 if one of its type parameters does not allow the other type, if its
+operator is not a standard one, or if its attributes rather than its inputs decide the type of its result.
 
-onnxruntime (1.31, CPU) runs few operators in bfloat16 (`_RUNS_IN_BFLOAT16`, with If, Loop and Scan around them). All
-others it refuses to load; in the pure form they compute in float32 between Casts of their own, so that the file runs
+onnxruntime (1.31, CPU) runs few operators in bfloat16 (`_RUNS_IN_BFLOAT16`, with If, Loop and Scan around them) and
+refuses to load the others. In the pure form these compute in float32 between Casts of their own, so that the file runs
 everywhere. Devices that compute in bfloat16 fuse those Casts away.
 """
 
@@ -60,7 +60,7 @@ _CAST_OPSET = 13  # the opset with which Cast got bfloat16
 _CLIP_OPSET = 11  # the opset with which the bounds of Clip became inputs
 _TYPE_ATTRIBUTES = ("to", "dtype")
 _CARRIERS = ("If", "Loop", "Scan")  # operators that take any type: the graphs inside decide
-# Operators whose attributes decide the type of what they make.
+# Operators whose attributes decide the type of their results.
 _MAKERS = (
     *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
@@ -91,7 +91,7 @@ class ToFloat16(ConversionStep):
 
 @dataclass(frozen=True)
 class ToFloat32(ConversionStep):
-    """All float16 and bfloat16 values to float32, inputs and outputs too; Casts that are left without effect go."""
+    """All float16 and bfloat16 values to float32, inputs and outputs too; Casts that no longer do anything go."""
 
     nothing: ClassVar[str] = "it has no float16 or bfloat16 values."
 
@@ -193,21 +193,29 @@ class _Retyping:
             return
         nodes = [(graph, node) for graph in self._graphs for node in graph]
         staying = {*self._stays, *(node for _, node in nodes if _stays_float(node, self._opset, self._dtype))}
+
         # Listed before types change, because they are found by type.
-        kept = [
-            (side, graph, node, index, value)
-            for side in ("inputs", "outputs")
+        def stays(node: ir.Node, side: str, index: int, value: ir.Value | None) -> bool:
+            is_float = value is not None and bool(value.name) and value.dtype == _FLOAT
+            return is_float and (node in staying or is_fixed(node, side, index, self._opset))
+
+        read = [
+            (graph, node, index)
             for graph, node in nodes
-            for index, value in enumerate(getattr(node, side))
-            if value is not None and value.name and value.dtype == _FLOAT
-            if node in staying or is_fixed(node, side, index, self._opset)
+            for index, value in enumerate(node.inputs)
+            if stays(node, "inputs", index, value)
+        ]
+        made = [
+            (graph, node, value)
+            for graph, node in nodes
+            for index, value in enumerate(node.outputs)
+            if stays(node, "outputs", index, value)
         ]
         self._change_types(staying)
-        for side, graph, node, index, value in kept:
-            if side == "inputs":
-                self._read_float(graph, node, index, keep_constant=node not in staying)
-            else:
-                self._write_float(graph, node, value)
+        for graph, node, index in read:
+            self._read_float(graph, node, index, keep_constant=node not in staying)
+        for graph, node, value in made:
+            self._write_float(graph, node, value)
         if self._keep_io:
             self._keep_interface(self._graph)
         for node in sorted(staying, key=lambda node: str(node.name)):
@@ -245,13 +253,13 @@ class _Retyping:
                 node.attributes[name] = ir.AttrTensor(name, tensor)
             elif name in _TYPE_ATTRIBUTES and attribute.value == _FLOAT:
                 node.attributes[name] = ir.AttrInt64(name, int(self._dtype))
-        # Without a value it makes float32 zeros, whatever the rest of the model is.
+        # Without a value it makes float32 zeros, whatever the type of the rest of the model.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
             zero = ir.Tensor(np.zeros(1, self._dtype.numpy()))
             node.attributes["value"] = ir.AttrTensor("value", zero)
 
     def _read_float(self, graph: ir.Graph, node: ir.Node, index: int, *, keep_constant: bool) -> None:
-        """Let an input read float32: a constant that has to be exact as it was, anything else through a Cast."""
+        """Let an input read float32: with `keep_constant` the original of a constant, anything else through a Cast."""
         value = node.inputs[index]
         assert value is not None
         key = (graph, value)
@@ -385,7 +393,7 @@ class _CastPairs:
                 if value.dtype == _FLOAT and not value.is_graph_input():
                     self._weight(graph, first, value)
             for value in (*(graph.inputs if graph is self._model.graph else ()), *outputs):
-                # A sequence of them has their type, too, and cannot be cast.
+                # A sequence of tensors has the dtype of its elements, and cannot be cast.
                 if value.dtype == _FLOAT and value.name and isinstance(value.type, ir.TensorType):
                     self._activation(graph, first, value)
 
@@ -405,7 +413,7 @@ class _CastPairs:
         self._notes.changed(value, "constant stored as bfloat16, behind a Cast")
 
     def _activation(self, graph: ir.Graph, first: ir.Node, value: ir.Value) -> None:
-        """Put a pair of Casts behind a value; the name of a graph output goes to what the pair makes."""
+        """Put a pair of Casts behind a value; the name of a graph output goes to the result of the pair."""
         uses = _data_uses(value, self._opset)
         is_output = value.is_graph_output() and not value.is_graph_input()
         if not uses and not is_output:
@@ -429,7 +437,7 @@ class _CastPairs:
 
 
 def _data_uses(value: ir.Value, opset: int) -> list[tuple[ir.Node, int]]:
-    """Return where a value is read as data: not where it has to be float32, nor where it is cast to bfloat16 anyway."""
+    """Return the uses of a value, except those that need float32 and those that cast it to bfloat16 anyway."""
     return [
         (use.node, use.idx)
         for use in value.uses()
@@ -438,7 +446,7 @@ def _data_uses(value: ir.Value, opset: int) -> list[tuple[ir.Node, int]]:
 
 
 def _is_rounded(node: ir.Node) -> bool:
-    """Return whether a node is a Cast from bfloat16: what it makes is rounded already."""
+    """Return whether a node is a Cast from bfloat16, whose result is rounded already."""
     source = node.inputs[0] if node.op_type == "Cast" and node.inputs else None
     return source is not None and source.dtype == _BFLOAT16
 

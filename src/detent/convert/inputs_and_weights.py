@@ -28,7 +28,7 @@ _TO_NHWC = (0, 2, 3, 1)
 class ChannelsLast(ConversionStep):
     """Images as channels-last: transpose every 4-D graph input; with `outputs`, every 4-D graph output as well.
 
-    An input [N, C, H, W] becomes [N, H, W, C], and a Transpose behind it gives the graph what it had.
+    An input [N, C, H, W] becomes [N, H, W, C], and a Transpose behind it restores the layout that the graph expects.
     """
 
     outputs: bool = False
@@ -179,8 +179,8 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 class FiniteWeights(ConversionStep):
     """Replace inf by `value` and -inf by -`value` in initializers and Constant nodes. NaN is declined.
 
-    Masks of attention are often built with infinities, which no quantized format holds and which turn into NaN when
-    they are multiplied by zero. Any number far below all others does the same to a Softmax.
+    Attention masks are often built with infinities, which no quantized format holds and which become NaN when they are
+    multiplied by zero. Any number far below all others has the same effect in a Softmax.
     """
 
     value: float = 10000.0

@@ -4,9 +4,9 @@ Families differ in names and in the types that they hold, never in arithmetic, s
 FixNeuron, which quantizes and dequantizes at once, is taken apart into a pair; a constant behind it is stored as codes.
 Operators that ONNX does not have bring model-local functions along, so that the result runs on plain onnxruntime.
 
-**To float.** A constant behind a DequantizeLinear becomes the float numbers that its codes stand for: the weights stay
+**To float.** Constant codes before a DequantizeLinear become the float numbers that they stand for: the weights stay
 those that the quantized model computes with. A pair of QuantizeLinear and DequantizeLinear with the same parameters, or
-a fused node, is only rounding and saturation of an activation: it is removed. So is a pair of Casts through bfloat16.
+a fused node, only rounds and saturates an activation: it is removed. So is a pair of Casts through bfloat16.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ToFamily(NodeStep):
 class ToQdq(NodeStep):
     """Q/DQ of other families to Q/DQ of ONNX, and those of com.microsoft if ONNX's hold the type.
 
-    16-bit codes came to them with opset 21; below it their twins in com.microsoft hold these. Codes of bfloat16 or
-    float16 they do not hold at all: with scale 1 and zero point 0 such a pair is a pair of Casts, and becomes one.
+    The standard ones hold 16-bit codes since opset 21; before, their twins in com.microsoft do. No opset holds codes of
+    bfloat16 or float16: with scale 1 and zero point 0 such a pair is equivalent to a pair of Casts, and becomes one.
     """
 
     nothing: ClassVar[str] = (
@@ -113,7 +113,7 @@ class ToQdq(NodeStep):
 
 
 def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None:
-    """Make a Cast of a Q or DQ through a half type that has neither scale nor zero point."""
+    """Turn a Q or DQ of a 16-bit float into a Cast, if scale and zero point do nothing."""
     if (params.scale != 1).any() or np.asarray(params.zero_point, np.float32).any():
         return f"{params.dtype.name} with a scale or zero point is not a Cast, and Q/DQ do not hold it"
     target = ir.DataType.from_numpy(params.dtype if families.quantize_family(node) else params.scale.dtype)
@@ -126,7 +126,7 @@ def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None
 
 
 def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: families.Family | None) -> str | None:
-    """Replace a FixNeuron by a pair of a family, native without one, and a constant behind it by its codes."""
+    """Replace a FixNeuron by a Q/DQ pair, native unless a family is given, and a constant before it by its codes."""
     read, source = params_of(node), node.inputs[0]
     assert read is not None and source is not None
     params = LinearParams(read.scale.reshape(()), read.zero_point.reshape(()))
@@ -148,8 +148,8 @@ def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: families.Family | 
 class ToFixNeuron(NodeStep):
     """Q/DQ pairs with one scale and 8 or 16 bits to FixNeuron, one node that rounds to codes and back.
 
-    FixNeuron has a zero point of int8. Unsigned codes are shifted by half their range, which leaves the numbers that
-    they stand for. A constant behind DQ becomes the float numbers of its codes behind a FixNeuron: rounding them again
+    FixNeuron has a zero point of int8. Unsigned codes are shifted by half their range, which keeps the numbers that
+    they stand for. Constant codes become the float numbers that they stand for, before a FixNeuron: rounding them again
     changes nothing.
     """
 
@@ -301,19 +301,19 @@ class ToFloat(NodeStep):
         return _take_out(edit, node, source, rounded, "Cast pair removed")
 
 
-# Operators whose Relu other quantizers leave out: if the zero point is the lowest code, codes hold nothing below 0.
+# Operators behind which other quantizers leave out the Relu: if the zero point is the lowest code, saturation does it.
 _ABSORBING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization")
 
 
 def _begins_at_zero(params: LinearParams | None) -> bool:
-    """Return whether the lowest code stands for zero: rounding then cuts off what is below, as a Relu does."""
+    """Return whether the lowest code stands for zero: saturation then acts like a Relu."""
     if params is None or params.dtype.kind not in "iu":
         return False
     return bool((params.zero_point == code_range(params.dtype)[0]).all())
 
 
 def _write_activation(edit: GraphEdit, node: ir.Node, source: ir.Value, params: LinearParams) -> str | None:
-    """Replace a pair that was a Relu by one; by a Clip if the highest code is 6, as that of Relu6 is."""
+    """Replace a pair that acts like a Relu by one, or like a Relu6 (its highest code is 6) by a Clip."""
     highest = float(params.decode(np.array(np.iinfo(params.dtype).max, params.dtype)))
     operands: list[ir.Value | None] = [source]
     if math.isclose(highest, 6.0, rel_tol=1e-4):
@@ -330,7 +330,7 @@ def _write_activation(edit: GraphEdit, node: ir.Node, source: ir.Value, params: 
 
 
 def _take_out(edit: GraphEdit, node: ir.Node, source: ir.Value, rounded: Array | None, how: str) -> str | None:
-    """Let readers of a rounded value read its source, or what that was rounded to if it is constant."""
+    """Let readers of a rounded value read its source, or the constant that it was `rounded` to."""
     if rounded is not None:
         return _store(edit, node, str(source.name), rounded)
     edit.substitute(node, source)
@@ -366,8 +366,8 @@ def _evaluate(model: ir.Model, node: ir.Node) -> Array:
 class WithoutQdqBetween(NodeStep):
     """Remove Q/DQ between operators that a device computes as one: `pairs` as `Conv/Relu+Mul/Add`.
 
-    On a path A -> QuantizeLinear -> DequantizeLinear -> B, B reads what A makes, without rounding in between. Others
-    that read the rounded value still do.
+    On a path A -> QuantizeLinear -> DequantizeLinear -> B, B reads the result of A without rounding. Other readers of
+    the rounded value keep it.
     """
 
     pairs: str = ""
@@ -399,7 +399,7 @@ def remove_unread(edit: GraphEdit) -> None:
 class WithoutOutputQdq(NodeStep):
     """Remove Q/DQ from the outputs of operators, where no quantized operator reads them: `op_types` as `MatMul+Gemm`.
 
-    What a quantized operator reads has to be rounded for it. `nodes` are single nodes, by name.
+    A value that a quantized operator reads has to be rounded. `nodes` are single nodes, by name.
     """
 
     op_types: str = ""
@@ -424,18 +424,17 @@ class WithoutOutputQdq(NodeStep):
 
 @dataclass(frozen=True)
 class WithoutClippedRelu(NodeStep):
-    """Remove a Relu whose result is only rounded to codes that begin at zero: rounding clips as it did."""
+    """Remove a Relu whose result is only rounded to codes that begin at zero: saturation does the same."""
 
     nothing: ClassVar[str] = "no Relu is before codes that begin at zero."
 
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
-        readers = [use.node for use in node.outputs[0].uses()]
-        source = node.inputs[0]
-        if node.op_type != "Relu" or source is None or node.outputs[0].is_graph_output():
+        source = node.inputs[0] if node.op_type == "Relu" else None
+        if source is None or node.outputs[0].is_graph_output():
             return None
-        if not readers or not all(
-            families.quantize_family(each) and _begins_at_zero(params_of(each)) for each in readers
-        ):
+        readers = node.outputs[0].consumers()
+        clip = [bool(families.quantize_family(each)) and _begins_at_zero(params_of(each)) for each in readers]
+        if not clip or not all(clip):
             return "its result is not only rounded to codes that begin at zero"
         edit.changed(node, "clipped by the rounding behind it")
         if source.producer() is None or len(source.uses()) > 1 or source.is_graph_output():
@@ -465,7 +464,7 @@ def _parse_pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unrounded(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value was before it was rounded; None if it is not rounded, or rescaled on the way."""
+    """Return the value before rounding; None if it is not rounded, or rescaled on the way."""
     node = None if value is None else value.producer()
     if node is not None and families.is_fix_neuron(node):
         return node.inputs[0]

@@ -2,11 +2,11 @@
 
     body = all nodes that lead to a value of the cut        tail = all other nodes that lead to an output
 
-No node of the tail leads back into the body, so the one runs to its end before the other begins. What goes over are all
-values that the body computes and the tail reads: those of the cut, and whatever else leads around it, such as the
-shortcut of a residual block. An output of the model that the body computes stays an output of the body.
+No node of the tail leads back into the body, so the body runs to its end before the tail begins. The values between
+them are all that the body computes and the tail reads: those of the cut, and any that bypass it, such as the shortcut
+of a residual block. An output of the model that the body computes stays an output of the body.
 
-Both files hold, as metadata, the outputs of the whole in their order. `Pipeline` runs the parts as one, or joins them:
+The metadata of both files list the outputs of the whole model in order. `Pipeline` runs the parts as one or joins them:
 
     pipeline = detent.Pipeline("body.onnx", "tail.onnx", providers=["VitisAIExecutionProvider", "CPUExecutionProvider"])
     boxes, = pipeline.run(None, {"images": image})
@@ -93,10 +93,13 @@ def split(
 ) -> Split:
     """Cut a model at values, or else where the post-processing of its detections starts, and write both parts.
 
-    Functions are inlined and constants folded, which moves shapes that are known out of the way.
+    Functions are inlined and constants folded, so that known shapes are not computed in either part. After an error
+    nothing is written.
 
     Raises:
-        DetentError: UsageError for a place where no cut can be, ModelError, OutputError; nothing is written then.
+        UsageError: The model cannot be cut at these values.
+        ModelError: The model cannot be loaded, or one of the parts cannot run.
+        OutputError: A file cannot be written.
     """
     files = [Path(body), Path(tail)]
     inputs = [] if isinstance(model, onnx.ModelProto) else files_of(Path(model))
@@ -115,7 +118,7 @@ def split(
         at, sign = [_past_quantization(whole.graph, name) for name in found.starts], found.sign
     first, second, between = divide(whole, nodes_before(whole.graph, at), at)
     for part in (first, second):
-        Runner(part)  # that it runs is known before anything is written
+        Runner(part)  # ModelError if onnxruntime cannot load it, before anything is written
     sizes = save_together([(first, files[0]), (second, files[1])])
     return Split(
         source=name_of(model),
@@ -132,29 +135,16 @@ def split(
 
 def nodes_before(graph: ir.Graph, at: Sequence[str]) -> set[ir.Node]:
     """Return the nodes that lead to these values. Raise UsageError for a place where no cut can be."""
-    values = {str(value.name): value for value in values_of(graph) if value.name}
-    body: set[ir.Node] = set()
-    before: dict[str, set[ir.Node]] = {}
-    for name in at:
-        if name not in values:
-            named = {str(node.name): node.outputs[0].name for node in graph if node.outputs}
-            hint = f" The node of that name computes '{named[name]}'." if name in named else nearest(name, values)
-            raise UsageError(f"--at '{name}': the model has no such value.{hint}")
-        if values[name].producer() is None:
-            kind = "an input" if values[name].is_graph_input() else "a constant"
-            raise UsageError(
-                f"--at '{name}' is {kind} of the model: nothing leads to it, so nothing is before the cut."
-            )
-        before[name] = _leading_to(values[name])
-        body |= before[name]
-    rest = [node for node in graph if node not in body]
-    read = {value for node in rest for value in read_values(node)}
-    if not any(value.producer() not in body for value in graph.outputs):
+    places = {name: _value_to_cut_at(graph, name) for name in at}
+    before = {name: _leading_to(value) for name, value in places.items()}
+    body = {node for nodes in before.values() for node in nodes}
+    if all(value.producer() in body for value in graph.outputs):
         raise UsageError(f"--at '{at[0]}': nothing is computed after the cut, because the model ends there.")
-    for name in at:
-        if values[name] in read:
+    read = {value for node in graph if node not in body for value in read_values(node)}
+    for name, value in places.items():
+        if value in read:
             continue
-        later = next((other for other in at if other != name and values[name].producer() in before[other]), None)
+        later = next((other for other in at if other != name and value.producer() in before[other]), None)
         if later is not None:
             raise UsageError(
                 f"--at '{name}' leads to '{later}' and to nothing else: what is between the two would be both before "
@@ -168,34 +158,51 @@ def nodes_before(graph: ir.Graph, at: Sequence[str]) -> set[ir.Node]:
     return body
 
 
+def _value_to_cut_at(graph: ir.Graph, name: str) -> ir.Value:
+    """Return the value of a name. Raise UsageError if there is none, or if no node computes it."""
+    values = _by_name(graph)
+    if name not in values:
+        named = {str(node.name): node.outputs[0].name for node in graph if node.outputs}
+        hint = f" The node of that name computes '{named[name]}'." if name in named else nearest(name, values)
+        raise UsageError(f"--at '{name}': the model has no such value.{hint}")
+    if values[name].producer() is None:
+        kind = "an input" if values[name].is_graph_input() else "a constant"
+        raise UsageError(f"--at '{name}' is {kind} of the model: nothing leads to it, so nothing is before the cut.")
+    return values[name]
+
+
+def _by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    return {str(value.name): value for value in values_of(graph) if value.name}
+
+
+def _names(named: Iterable[ir.Value | ir.Node]) -> list[str]:
+    return [str(each.name) for each in named]
+
+
 def divide(
     model: ir.Model, body: Collection[ir.Node], named: Sequence[str] = ()
 ) -> tuple[ir.Model, ir.Model, list[BetweenTensor]]:
-    """Return body and tail as models, and the tensors between them; those that are not `named` are marked.
+    """Return body and tail as models, and the tensors between them; tensors that are not `named` are marked as added.
 
-    `body` are the nodes of the first part; they read nothing that others compute. The model stays as it is.
+    `body` are the nodes of the first part; they read no result of any other node. The model stays as it is.
     """
     inside = set(body)
     rest = [node for node in model.graph if node not in inside]
-    over = list(dict.fromkeys(value for node in rest for value in read_values(node) if value.producer() in inside))
+    between = list(dict.fromkeys(value for node in rest for value in read_values(node) if value.producer() in inside))
     outputs = list(model.graph.outputs)
-    names = json.dumps([value.name for value in outputs])
     of_body = [value for value in outputs if value.producer() is None or value.producer() in inside]
     of_tail = [value for value in outputs if value not in of_body]
-    untyped = next((value for value in over if value.dtype is None), None)
+    untyped = next((value for value in between if value.dtype is None), None)
     if untyped is not None:
         raise ModelError(
             f"The type of '{untyped.name}', where the model is cut, is not known: shape inference stopped before it. "
             "Give --fix-shape, or cut elsewhere."
         )
-    wanted = dict.fromkeys([*over, *of_body])
-    first = _part(model, {str(node.name) for node in inside}, [], [str(value.name) for value in wanted])
-    second = _part(
-        model, {str(node.name) for node in rest}, [str(value.name) for value in over], [str(v.name) for v in of_tail]
-    )
+    first = _part(model, _names(inside), [], _names(dict.fromkeys([*between, *of_body])))
+    second = _part(model, _names(rest), _names(between), _names(of_tail))
     for part in (first, second):
-        part.metadata_props[OUTPUTS_KEY] = names
-    return first, second, [_described(value, bool(named) and value.name not in named) for value in over]
+        part.metadata_props[OUTPUTS_KEY] = json.dumps(_names(outputs))
+    return first, second, [_described(value, bool(named) and value.name not in named) for value in between]
 
 
 def tail_file(output: Path) -> Path:
@@ -206,9 +213,9 @@ def tail_file(output: Path) -> Path:
 def rename_rounded(model: ir.Model, rounded: Mapping[str, str]) -> None:
     """Give values between the parts the names that they have in the float model.
 
-    `rounded` maps each to the name of its rounded value, which the value before rounding takes in exchange.
+    `rounded` maps the name of each value to that of its rounded value; the two swap names.
     """
-    values = {str(value.name): value for value in values_of(model.graph) if value.name}
+    values = _by_name(model.graph)
     for name, other in rounded.items():
         if name != other and name in values and other in values:
             values[name].name, values[other].name = other, name
@@ -226,19 +233,18 @@ def _leading_to(value: ir.Value) -> set[ir.Node]:
 
 
 def _past_quantization(graph: ir.Graph, name: str) -> str:
-    """Return the value that a QuantizeLinear and DequantizeLinear give, if only they read this one; else the name."""
-    value = next(value for value in values_of(graph) if value.name == name)
-    readers = value.consumers()
+    """Return the name of the value behind a Q/DQ pair that alone reads this value; without one, the name itself."""
+    readers = _by_name(graph)[name].consumers()
     if len(readers) == 1 and (quantize_family(readers[0]) or dequantize_family(readers[0])):
         return _past_quantization(graph, str(readers[0].outputs[0].name))
     return name
 
 
-def _part(model: ir.Model, nodes: set[str], inputs: Sequence[str], outputs: Iterable[str]) -> ir.Model:
-    """Return a model of these nodes only, which reads `inputs` besides those of the whole that it needs."""
+def _part(model: ir.Model, nodes: Iterable[str], inputs: Sequence[str], outputs: Iterable[str]) -> ir.Model:
+    """Return a model of these nodes only; `inputs` are new graph inputs besides the original ones that it needs."""
     part = model.clone()
-    graph = part.graph
-    values = {str(value.name): value for value in values_of(graph) if value.name}
+    graph, kept = part.graph, set(nodes)
+    values = _by_name(graph)
     graph.outputs.clear()
     for name in inputs:
         old = values[name]
@@ -247,18 +253,17 @@ def _part(model: ir.Model, nodes: set[str], inputs: Sequence[str], outputs: Iter
         graph.inputs.append(new)
         values[name] = new
     for node in reversed(list(graph)):
-        if str(node.name) not in nodes:
+        if str(node.name) not in kept:
             graph.remove(node, safe=True)
     graph.outputs.extend(values[name] for name in outputs)
     common_passes.RemoveUnusedNodesPass()(part)
     common_passes.RemoveUnusedFunctionsPass()(part)  # type: ignore[no-untyped-call]
     for value in list(graph.initializers.values()):
         drop_if_unused(value)
-    unused = [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]
-    # An input that nobody reads stays with the body, so that the pair takes what the whole took.
-    everywhere = {value.name for value in model.graph.inputs if not value.uses()} if not inputs else set()
-    for value in unused:
-        if value.name not in everywhere:
+    # An input that nothing reads stays with the body, so that the two parts take the inputs of the whole model.
+    idle = {value.name for value in model.graph.inputs if not value.uses()} if not inputs else set()
+    for value in list(graph.inputs):
+        if not value.uses() and not value.is_graph_output() and value.name not in idle:
             graph.inputs.remove(value)
     return part
 
@@ -274,7 +279,7 @@ def _described(value: ir.Value, added: bool) -> BetweenTensor:
 class Pipeline:
     """Two models that run as one: the second continues where the first ends.
 
-    `inputs` and `outputs` are the names of those of the whole, `between` of the tensors that go over.
+    `inputs` and `outputs` are the names of the whole's inputs and outputs, `between` those of the tensors in between.
     """
 
     def __init__(self, body: PartLike, tail: PartLike, *, providers: Sequence[str] = DEFAULT_PROVIDERS) -> None:
@@ -285,18 +290,17 @@ class Pipeline:
         self._providers = tuple(providers)
         first, second = (part.graph for part in self._parts)
         made = {str(value.name): value for value in first.outputs}
-        self.between = [str(value.name) for value in second.inputs if value.name in made]
-        for value in second.inputs:
-            if value.name in made:
-                _check_same(made[str(value.name)], value, self.name)
+        taken = {str(value.name): value for value in second.inputs}
+        self.between = [name for name in taken if name in made]
+        for name in self.between:
+            _check_same(made[name], taken[name], self.name)
         if not self.between:
+            begins = next(iter(taken), "")
             raise ModelError(
-                f"{self.name}: the second does not continue the first. It begins at "
-                f"'{second.inputs[0].name if second.inputs else ''}', which the first does not give"
-                f"{nearest(str(second.inputs[0].name), made) if second.inputs else '.'}"
+                f"{self.name}: the second does not continue the first. It begins at '{begins}', which the first does "
+                f"not give{nearest(begins, made) if taken else '.'}"
             )
-        own = [str(value.name) for value in second.inputs if value.name not in made]
-        self.inputs = list(dict.fromkeys([*(str(value.name) for value in first.inputs), *own]))
+        self.inputs = list(dict.fromkeys([*_names(first.inputs), *(name for name in taken if name not in made)]))
         self.outputs = _outputs(self._parts, self.between)
 
     @cached_property
@@ -355,9 +359,8 @@ def continues(body: PartLike, tail: PartLike) -> bool:
 
 
 def _outputs(parts: Sequence[ir.Model], between: Sequence[str]) -> list[str]:
-    """Return the outputs of the whole: as it had them, or else those of the tail, then those of the body."""
-    last = [str(value.name) for value in parts[1].graph.outputs]
-    first = [str(value.name) for value in parts[0].graph.outputs]
+    """Return the outputs of the whole in their original order; if that is unknown, those of the tail come first."""
+    first, last = (_names(part.graph.outputs) for part in parts)
     known = parts[1].metadata_props.get(OUTPUTS_KEY)
     try:
         listed = [] if known is None else [str(name) for name in parse_json(known)]
@@ -383,7 +386,7 @@ def _check_same(made: ir.Value, taken: ir.Value, where: str) -> None:
 
 
 def _rename_apart(body: ir.Graph, tail: ir.Graph) -> None:
-    """Rename what has the same name in both parts, but for the tensors between them and the inputs."""
+    """Rename values and nodes that have the same name in both parts, except inputs and the tensors in between."""
     ours, theirs = ({str(each.name) for each in (*values_of(graph), *graph) if each.name} for graph in (body, tail))
     used, fixed = theirs | ours, {value.name for value in (*tail.inputs, *tail.outputs)}
 
@@ -405,7 +408,7 @@ def _rename_apart(body: ir.Graph, tail: ir.Graph) -> None:
 
 
 def _join(body: ir.Model, tail: ir.Model, outputs: Sequence[str], name: str) -> ir.Model:
-    """Move all of the tail into the body's graph."""
+    """Move the tail into the body's graph."""
     graph, other = body.graph, tail.graph
     ends = {str(value.name): value for value in (*graph.outputs, *other.outputs)}
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}

@@ -1,4 +1,4 @@
-"""What all conversions share: a step is a frozen value with settings, and notes what it did and what it left alone."""
+"""The base of all conversions. A step is a frozen value with settings; it notes what it did and what it left alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ConversionNotes(RewriteNotes):
 class ConversionStep(abc.ABC):
     """One conversion. A subclass is a frozen dataclass whose fields are the settings after the colon.
 
-    `nothing` completes the sentence "the model is left as it is: ..." for a model that has nothing of the kind.
-    `retypes` says that operators compute in another type afterwards.
+    `nothing` completes the sentence "the model is left as it is: ..." if there is nothing to convert. `retypes` says
+    that operators compute in another type afterwards.
     """
 
     nothing: ClassVar[str]
@@ -75,12 +75,12 @@ class GraphEdit:
         self.remove(node)
 
     def changed(self, where: ir.Node | ir.Value | str, what: str) -> str | None:
-        """Note a change. Return no reason: what changed was not left as it is (see `NodeStep`)."""
+        """Note a change. Return None, so that `NodeStep._visit` can return it: a change has no reason to decline."""
         self.notes.changed(where, what)
         return None
 
     def replace(self, node: ir.Node, nodes: list[ir.Node], like: ir.Value) -> None:
-        """Replace a node by others; what the last of them makes has the type and shape of `like`."""
+        """Replace a node by others; the result of the last one gets the type and shape of `like`."""
         result = nodes[-1].outputs[0]
         result.type, result.shape = like.type, like.shape
         self.graph.insert_before(node, nodes)
@@ -96,7 +96,7 @@ class GraphEdit:
                 remove_node(self.graph, made)
 
     def original_name(self, codes: str) -> str:
-        """Return a free name for a float constant whose codes were called `codes`: what it was called before."""
+        """Return a free name for a float constant whose codes are called `codes`: its own former name, if known."""
         return self.names.fresh(codes.removesuffix("_quantized") if codes.endswith("_quantized") else f"{codes}_float")
 
 
@@ -116,7 +116,7 @@ class NodeStep(ConversionStep):
 
     @abc.abstractmethod
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
-        """Convert one node, if it is of the kind; return the reason if it is and is left as it is."""
+        """Convert one node; return the reason if it is of the right kind but cannot be converted, else None."""
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove from a graph what its converted nodes left behind."""

@@ -1,8 +1,8 @@
-"""Write a folder to copy to the laptop: model, program, samples with the answers that are foreseen, and a README.
+"""Write a folder to copy to the laptop: model, program, samples with the expected answers, and a README.
 
     model.onnx  (tail.onnx)  run_npu.py  settings.json  samples.npz  expected.npz  README.md  (vaiml_config.json)
 
-`settings.json` is what the program needs to know about the device; see `session_options`.
+`settings.json` tells the program about the device; see `session_options`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ _VAIML = {
 def _answers(
     model: Path, generation: Generation, checked: DeviceCheck, samples: list[Sample]
 ) -> tuple[list[dict[str, Array]], bool]:
-    """Return what the device is expected to answer, and whether that was computed in its own arithmetic."""
+    """Return the expected answers of the device, and whether they were computed in its own arithmetic."""
     run: Any
     try:
         run, emulated = Emulator(model, rounding=generation.rounding), True
@@ -189,7 +189,7 @@ def _answers(
 
 
 def _with_tail(tail: Path, samples: list[Sample], answers: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """Add what the second part makes of the answers. Raise ModelError if it is not that of the model."""
+    """Add the outputs of the second part. Raise ModelError if it does not belong to the model."""
     model, complete = load(tail), []
     run, reads = Runner(model), [str(value.name) for value in model.graph.inputs]
     for sample, given in zip(samples, answers, strict=True):

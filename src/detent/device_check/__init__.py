@@ -3,7 +3,7 @@
     read -> find the float network and its codes (or prepare a float model) -> rules -> partition -> verdict
 
 Nothing is run and nothing is changed: the model is read, or copied if it is in memory. `placement` compares two
-recipes: more nodes left float are fewer on the device, and divide the rest.
+recipes: nodes that are left float leave the device, and cut the rest into more subgraphs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; w
 def check(model: ModelLike, target: str | None = None, software: str = "") -> checked.DeviceCheck:
     """Check a float or quantized model for a device, by name, with a version of its software if one is given.
 
-    A float model is taken to be quantized as `detent quantize` would for that device. Without a name, it is the NPU in
-    the way of running models that the numbers of the file are for.
+    A float model is checked as `detent quantize` would quantize it for that device. Without a name, the NPU flow is
+    chosen that fits the number types of the file.
     """
     read_model = read(model)
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
@@ -79,7 +79,7 @@ def check(model: ModelLike, target: str | None = None, software: str = "") -> ch
 
 
 def _device_for(model: ir.Model, proto: onnx.ModelProto, name: str, software: str) -> Device:
-    """Return the device by name, in the way of running models that this one is for."""
+    """Return the device by name; of a generation, the flow that fits this model."""
     if software:
         check_software(software)
     activations, shifted = _activations_of(model), all(_shifts_of(model))
@@ -91,17 +91,18 @@ def _device_for(model: ir.Model, proto: onnx.ModelProto, name: str, software: st
 
 
 def _flow_of(model: ir.Model, proto: onnx.ModelProto) -> str:
-    """Return the NPU's way of running models that a file is for; of a float file, that of its default recipe."""
+    """Return the NPU flow that a file is for; for a float file, that of its default recipe."""
     activations, shifts = _activations_of(model), _shifts_of(model)
     if not activations:
         return device_of(find_recipe(recipe_for_any(proto)[0])).name
     if activations == "bfloat16":
         return "npu-bf16"
-    if activations == "uint8" and 2 * sum(shifts) > len(shifts):  # single others are errors of that one
+    # The majority decides: a few other scales are errors that the check reports.
+    if activations == "uint8" and 2 * sum(shifts) > len(shifts):
         return "npu-xint8"
     points = [node.inputs[2] for node in _quantizing(model) if len(node.inputs) > 2]
     wide = sum(point is not None and point.dtype in (ir.DataType.INT16, ir.DataType.UINT16) for point in points)
-    return "npu-a16w8" if 2 * wide > len(points) else "npu-a8w8"  # of which single activations may have 16 bits
+    return "npu-a16w8" if 2 * wide > len(points) else "npu-a8w8"  # npu-a8w8 may have single activations of 16 bits
 
 
 def _check_software(device: Device) -> Iterator[checked.Finding]:
@@ -119,7 +120,7 @@ _WIDE = {ir.DataType.INT16: "int16", ir.DataType.UINT16: "uint16", ir.DataType.B
 
 
 def _activations_of(model: ir.Model) -> str:
-    """Return the type of activations: 16 bits, if the file has any; 8 bits of a quantized file; none of a float one."""
+    """Return the type of activations: one of 16 bits if the file has any, else uint8; "" for a float model."""
     kinds = {value.dtype for value in model.graph.initializers.values()}
     return next((name for kind, name in _WIDE.items() if kind in kinds), "uint8" if _quantizing(model) else "")
 
@@ -129,14 +130,14 @@ def _quantizing(model: ir.Model) -> list[ir.Node]:
 
 
 def _shifts_of(model: ir.Model) -> list[bool]:
-    """Return, for each scale that values are quantized with, whether it is a power of two."""
+    """Return for each constant scale of a QuantizeLinear whether it is a power of two."""
     scales = {node.inputs[1]: None for node in _quantizing(model)}
     arrays = (array for value in scales if (array := constant(value)) is not None)
     return [bool((np.frexp(array)[0] == 0.5).all()) for array in arrays]
 
 
 def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
-    """Find what reading a file mends: names that are not unique, nodes out of order; and its size."""
+    """Find faults of a file that reading it repairs (names that are not unique, nodes out of order), and its size."""
     names = Counter(node.name for node in proto.graph.node if node.name)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -194,12 +195,12 @@ def check_graph(
     if not device.accelerated:
         network = CheckedNetwork(copy, device, (), quantized=_has_codes(copy, read_codes(copy).quantized))
         return _conclude(network, source, [*known, *apply_rules(network)])
-    take_out_functions(copy)  # of quantizing operators, which are known by their names
+    take_out_functions(copy)  # quantizing operators are recognized by their names, not by their bodies
     prepare(copy, [InlineFunctions()])
     if _has_open_shapes(copy):
         prepare(copy, [InferShapes()])
     reading = read_codes(copy)
-    if _has_open_shapes(reading.model):  # again, past operators of other tools and shapes that nodes compute
+    if _has_open_shapes(reading.model):  # now operators of other tools are gone; shapes that nodes compute are folded
         prepare(reading.model, [InferShapes(), FoldConstants(), InferShapes()])
     network = CheckedNetwork(
         reading.model,
@@ -227,13 +228,13 @@ def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str)
     """Check a prepared float model as it will be once it is quantized with a recipe."""
     copy = model.clone()
     if device.shifts:
-        drop_device_factors(copy, ())  # first, because they are written behind a layout, not before it
+        drop_device_factors(copy, ())  # before the layout, of which the factors are no part
     network = laid_out(copy, device, arrange(copy, Selection(), recipe, tail=find_postprocessing(copy.graph)))
     return _conclude(network, source, apply_rules(network))
 
 
 def _has_open_shapes(model: ir.Model) -> bool:
-    """Return whether a shape or type is missing, or a size is open although those of the inputs are fixed."""
+    """Return whether a shape or type is missing, or a size is open although the shapes of the inputs are fixed."""
     values = [value for node in model.graph for value in node.outputs if value.name]
     fixed = all(is_fixed(value) for value in model.graph.inputs)
     return any(value.shape is None or value.dtype is None or (fixed and not is_fixed(value)) for value in values)
@@ -247,7 +248,7 @@ def _has_codes(model: ir.Model, found: bool) -> bool:
 def _conclude(
     network: CheckedNetwork, source: str, findings: Sequence[checked.Finding], file: ir.Model | None = None
 ) -> checked.DeviceCheck:
-    """Place the nodes and give the verdict. `file` is the quantized model with its Q/DQ pairs, to count these too."""
+    """Place the nodes and give the verdict. `file` is the quantized model, whose Q/DQ pairs are counted too."""
     refused = {finding.node for finding in findings if finding.level == "error"}
     findings = _with_whole_rejection(network, _excuse_postprocessing(network, findings))
     on_device = {str(node.name) for node in network.nodes if str(node.name) not in refused}
@@ -281,7 +282,7 @@ def _conclude(
 
 
 def _elsewhere(network: CheckedNetwork, taken: Sequence[checked.NodePlace]) -> checked.Elsewhere | None:
-    """Place the nodes again without the operators that only some generations take; None if there are none of them."""
+    """Place the nodes again without the operators that only some generations take; None if the model has none."""
     disputed = sorted({place.op_type for place in taken} & network.device.disputed.keys())
     if not disputed:
         return None
@@ -303,7 +304,7 @@ def _cost(
 
 
 def _with_whole_rejection(network: CheckedNetwork, findings: list[checked.Finding]) -> list[checked.Finding]:
-    """Put what keeps the whole model off the device before all other findings."""
+    """Put the most frequent cause that keeps the whole model off the device before all other findings."""
     causes = Counter(finding.what for finding in findings if finding.whole and finding.node != checked.MODEL)
     if not causes:
         return findings
@@ -322,19 +323,18 @@ def _with_whole_rejection(network: CheckedNetwork, findings: list[checked.Findin
 
 
 def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[checked.Finding]) -> list[checked.Finding]:
-    """Make notes of findings about float nodes that decode detections: they are meant for the CPU."""
+    """Turn errors on float nodes that decode detections into notes: they are meant for the CPU."""
     found = find_postprocessing(network.model.graph)
     if found is None or not network.device.integers:
         return list(findings)
-    of_tail = [node for node in network.model.graph if node.name in found.nodes]
+    tail_nodes = [node for node in network.model.graph if node.name in found.nodes]
     coded = set(network.coded)
-    left = {str(node.name) for node in of_tail if coded.isdisjoint(str(value.name) for value in node.outputs)}
-    refused = {
-        finding.node: finding.op_type for finding in findings if finding.level == "error" and finding.node in left
-    }
+    left = {str(node.name) for node in tail_nodes if coded.isdisjoint(str(value.name) for value in node.outputs)}
+    refused = {each.node: each.op_type for each in findings if each.level == "error" and each.node in left}
     notes = [checked.Finding("note", name, op_type, *_DECODES) for name, op_type in refused.items()]
     others = [finding for finding in findings if finding.node not in refused]
     device = network.device
+    # Strix takes a model with a float tail; Phoenix does not, and without a named generation it may be meant.
     if not refused or (device.generation is not None and not device.all_or_nothing) or not device.shifts:
         return [*others, *notes]
     level: checked.Level = "error" if device.all_or_nothing else "warning"
@@ -350,7 +350,7 @@ def _verdict(findings: Sequence[checked.Finding], anything: bool) -> checked.Ver
 
 
 def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[checked.NodePlace]:
-    """Return every node with the subgraph that it is in. Nodes that compute nothing go with those before them."""
+    """Return every node with its subgraph. Identities and the like belong to the subgraph of the node before them."""
     nodes = [node for node in network.model.graph if node not in network.folded]
     placed = {*on_device, *(str(node.name) for node in nodes if is_neutral(node) and on_device)}
     order = [str(node.name) for node in nodes]
@@ -394,11 +394,11 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> ch
         return None
 
 
-RUNS = 20  # the fastest counts: other processes only make a run slower
+RUNS = 20  # the fastest run counts, because other processes can only slow one down
 
 
 def cpu_milliseconds(model: Path) -> float:
-    """Return the fastest of some inferences in onnxruntime with all cores, as an application would run it."""
+    """Return the time of the fastest of RUNS inferences in onnxruntime with all cores, as in an application."""
     try:
         session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     except runtime_errors() as error:

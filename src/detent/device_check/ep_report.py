@@ -1,18 +1,18 @@
-"""Read the placement report of the execution provider, and lay it beside the prediction.
+"""Read the placement report of the execution provider (EP), and compare it with the prediction.
 
 The report has no names of nodes: it is keyed by output tensor, and gives no reasons. `deviceStat` counts nodes by
 device, `nodeStat` places them; VITIS_EP_CPU (claimed by the EP, run on the host) is CPU there.
 
-A prediction is counted as the report counts: every node of the file but Constants, with a DequantizeLinear for each of
-its readers. A clean network leaves one QuantizeLinear per input and one DequantizeLinear per output off the device:
-what stands between a node on the device and one on the CPU runs on the CPU, and so do the two of a node on the CPU
-itself.
+The prediction counts like the report: every node of the file except Constants, and a DequantizeLinear once for each of
+its readers. A network that runs on the device as a whole still leaves one QuantizeLinear per input and one
+DequantizeLinear per output to the CPU: a Q or DQ between a node on the device and one on the CPU runs on the CPU, and
+so does the pair behind a node on the CPU.
 
 | node                | on the device if                                                     |
 | ------------------- | -------------------------------------------------------------------- |
 | QuantizeLinear      | the node whose result it rounds is                                   |
 | DequantizeLinear    | its reader is; never if that is the model's output                   |
-| one that was merged | the node before it is: a factor of the device, an Identity           |
+| a merged node       | the node before it is: a factor of the device, an Identity           |
 | any other           | the prediction says so                                               |
 """
 
@@ -36,7 +36,7 @@ from detent.settings import parse_json, read_text
 
 @dataclass(frozen=True)
 class CountedNode:
-    """A node as a report has it: by what it computes."""
+    """A node as in a report, which names it by its output."""
 
     output: str
     op_type: str
@@ -44,28 +44,33 @@ class CountedNode:
 
 
 def counted_nodes(model: ir.Model, on_device: Collection[str], known: Collection[str]) -> list[CountedNode]:
-    """Return every node that a report counts. `on_device` are names of `known` nodes, those that compute something."""
+    """Return every node that a report counts. `known` names the nodes of the prediction, `on_device` some of them."""
     placed: dict[ir.Node, bool] = {}
     nodes = [node for node in model.graph if node.op_type != "Constant"]
     for node in nodes:
         if node.name in known:
             placed[node] = node.name in on_device
         elif not is_native_dequantize(node):
-            source = next((value.producer() for value in node.inputs if value is not None and value.producer()), None)
-            # A weight that is rounded in the file itself belongs to the layer that reads it.
-            first = node.inputs[0] if node.inputs else None
-            of_weight = is_native_quantize(node) and first is not None and is_constant(first) and bool(on_device)
-            placed[node] = of_weight if source is None else placed.get(source, False)
+            placed[node] = _follows(node, placed, bool(on_device))
     found: list[CountedNode] = []
     for node in nodes:
-        output = str(node.outputs[0].name)
-        if not is_native_dequantize(node):
-            found.append(CountedNode(output, node.op_type, placed[node]))
-            continue
         value = node.outputs[0]
-        readers = [placed.get(use.node, False) for use in value.uses()] + [False] * value.is_graph_output()
-        found += [CountedNode(output, node.op_type, reader) for reader in readers or [False]]
+        if is_native_dequantize(node):
+            readers = [placed.get(use.node, False) for use in value.uses()] + [False] * value.is_graph_output()
+        else:
+            readers = [placed[node]]
+        found += [CountedNode(str(value.name), node.op_type, reader) for reader in readers or [False]]
     return found
+
+
+def _follows(node: ir.Node, placed: Mapping[ir.Node, bool], anything: bool) -> bool:
+    """Return whether a node that is not part of the prediction runs on the device, as the node before it does."""
+    source = next((value.producer() for value in node.inputs if value is not None and value.producer()), None)
+    if source is not None:
+        return placed.get(source, False)
+    # A weight that is rounded in the file itself belongs to the layer that reads it.
+    first = node.inputs[0] if node.inputs else None
+    return anything and is_native_quantize(node) and first is not None and is_constant(first)
 
 
 KNOWN_SHARE = 0.9  # of the report's tensors that a model must have to be the one that was compiled
@@ -102,7 +107,7 @@ class PlacementDifference:
 
 @dataclass(frozen=True)
 class EpComparison(Result):
-    """A report beside the prediction for the same model."""
+    """A report and the prediction for the same model."""
 
     check: DeviceCheck
     report: EpReport
@@ -131,7 +136,7 @@ class EpComparison(Result):
 
 
 def read_report(path: Path) -> EpReport:
-    """Read a report. Raise DataError for a file that is not one, or only a part of one."""
+    """Read a report. Raise DataError if the file is something else, or incomplete."""
     try:
         found = parse_json(read_text(path))
     except OSError as error:
@@ -156,7 +161,7 @@ def read_report(path: Path) -> EpReport:
 
 
 def compare_report(model: Path, check: DeviceCheck, path: Path) -> EpComparison:
-    """Lay a report beside the prediction. Raise DataError if it is of another model."""
+    """Compare a report with the prediction. Raise DataError if it is of another model."""
     report = read_report(path)
     on_device = (
         set() if check.verdict == "rejected" else {each.node for each in check.nodes if each.subgraph is not None}

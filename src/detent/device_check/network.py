@@ -1,12 +1,11 @@
-"""What the rules look at: a float network, the device, and which of its values have codes (or will have).
+"""The view that the rules have of a model: a float network, the device, and which values have codes (or will have).
 
-Two things are made of a model before it is checked. A file for a shifting device says by how much the device's own
-average or HardSigmoid is off, which it computes with k / 2^m instead of a fraction: by a Mul with a constant close to 1
-that has no codes of its own. The device has no such node, so it is taken out.
+Before the check a model is changed in two ways. A shifting device computes averages and HardSigmoid with k / 2^m
+instead of a fraction, and a file for it simulates the error by a Mul with a constant close to 1 that has no codes of
+its own. The device has no such node, so it is taken out.
 
 A float model is prepared and laid out as `detent quantize` does it, with the recipe of the device; nothing is
-calibrated. What is wrong with the model as it is, and no longer after that, is a note that names the step that
-fixes it.
+calibrated. A finding that this makes obsolete becomes a note, which names the step that fixes it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from detent.recipe.file import find_recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.results.checked import MODEL, Finding
 
-_NEUTRAL = ("Identity", "Dropout")  # gone before anything is computed: a conversion between codes, or nothing at all
+_NEUTRAL = ("Identity", "Dropout")  # at most a conversion between codes: a compiler removes them
 _ROLES = {role.plural: role for role in Role}
 _CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
 _CLOSE_TO_ONE = 0.05  # factors that make up for the device's approximations are this near to 1
@@ -47,8 +46,8 @@ _CLOSE_TO_ONE = 0.05  # factors that make up for the device's approximations are
 class CheckedNetwork:
     """A float network for a device.
 
-    `coded` are the values that have codes. If the model is quantized, `codes` says which; if not, `reasons` says why a
-    node will stay float. `written` are the operators on codes that nodes are in the file.
+    `coded` are the values that have codes. If the model is quantized, `codes` says which codes; if not, `reasons` says
+    why a node will stay float. `written` maps nodes to the operators on codes that the file has in their place.
     """
 
     model: ir.Model
@@ -93,7 +92,7 @@ class CheckedNetwork:
         )
 
     def is_coded(self, value: ir.Value) -> bool:
-        """Return whether a value has codes, or only moves values that have."""
+        """Return whether a value has codes, or is made by moving a value that has."""
         if str(value.name) in self.coded:
             return True
         producer = value.producer()
@@ -103,7 +102,7 @@ class CheckedNetwork:
         return source is not None and self.is_coded(source)
 
     def uncoded(self, node: ir.Node) -> Iterator[tuple[str, ir.Value]]:
-        """Yield the float data of a node that has no codes, with what it is to the node; fused edges need none."""
+        """Yield the float data around a node that has no codes, and its role there; data inside a fusion needs none."""
         for value in data_inputs(node):
             if not self.is_coded(value) and not _is_inside(value, node) and value.producer() not in self.folded:
                 yield ("constant" if values.is_constant(value) else "input"), value
@@ -124,7 +123,7 @@ class CheckedNetwork:
             yield role, value, codes
 
     def plan(self) -> Plan:
-        """Return a plan with the positions that a file has; nodes with a tensor that has none are not part of it."""
+        """Return a plan with the positions of a file; a node is quantized in it if all its tensors have one."""
         decisions: dict[str, Decision] = {}
         sites: dict[str, Site] = {}
         params: dict[str, Params] = {}
@@ -181,7 +180,7 @@ def _is_factor(node: ir.Node, coded: Collection[str]) -> bool:
 
 
 def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[CheckedNetwork, list[Change], list[Finding]]:
-    """Prepare a float model, in place, as quantizing does. Return it, what was changed, and why that failed if so."""
+    """Prepare a float model, in place, as quantizing does. Return it, the changes, and a finding if that failed."""
     recipe = find_recipe(device.recipe)
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
@@ -199,13 +198,13 @@ def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[Check
 
 
 def laid_out(model: ir.Model, device: Device, layout: Layout) -> CheckedNetwork:
-    """Return a prepared float model with what will be quantized of it."""
+    """Return a prepared float model, with codes where the layout has sites."""
     reasons = {name: each.reason for name, each in layout.decisions.items() if not each.quantized}
     return CheckedNetwork(model, device, frozenset(layout.sites), reasons=reasons, quantized=False)
 
 
 def mended(before: Sequence[Finding], after: Sequence[Finding], changes: Sequence[Change]) -> Iterator[Finding]:
-    """Yield findings that are gone once the model is prepared, as notes that say what mends them."""
+    """Yield findings that are gone once the model is prepared, as notes that name the step that fixes them."""
     still = {(finding.node, finding.what) for finding in after}
     by: dict[str, str] = {}
     for change in changes:

@@ -1,13 +1,13 @@
 """Which nodes run together on the device, and how much each of them multiplies.
 
-A region is what the device computes without waiting for the CPU: nothing on the way from one of its nodes to another
-leaves it, or it would wait for a result that waits for it. Regions are found in two steps, both linear but for the few
-merges.
+The device computes a region without waiting for the CPU, so no path between two nodes of a region may leave it: the
+region would wait for a result that itself waits for the region. Regions are found in two steps, both linear except for
+the few merges.
 
-1. Nodes are given levels in topological order. A CPU node has the level of the latest device node before it (-1 without
-   any); a device node that of its device inputs, but one more than its CPU inputs. Device nodes of one level that are
-   connected make a region: a way out through the CPU comes back at a higher level, so never into the same region.
-2. Two regions with an edge between them are joined wherever no other way leads from one to the other.
+1. Nodes get levels in topological order. A CPU node has the highest level of its inputs (-1 without any). A device node
+   has the highest level of its inputs too, where an input from the CPU counts one more. Connected device nodes of one
+   level make a region: a path through the CPU comes back at a higher level, so never into the same region.
+2. Two regions with an edge between them are joined if no other path leads from one to the other.
 
 The multiplications of a node are the products that it sums up, for one sample. A batch that is not fixed counts as one
 sample; if any other size is unknown, so is the number.
@@ -82,7 +82,7 @@ def _merge(regions: _Groups, order: Sequence[str], inputs: Edges, on_device: Col
 
 
 def _another_way(readers: Mapping[str, Collection[str]], start: str, end: str) -> bool:
-    """Return whether a path leads from one to the other through anything else."""
+    """Return whether a path other than the direct edge leads from `start` to `end`."""
     pending = [each for each in readers.get(start, ()) if each != end]
     seen = set(pending)
     while pending:
@@ -96,7 +96,7 @@ def _another_way(readers: Mapping[str, Collection[str]], start: str, end: str) -
 
 
 class _Groups:
-    """Disjoint sets of names; each is called by its first."""
+    """Disjoint sets of names; each set is named after its first member."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._parents = {name: name for name in names}

@@ -1,11 +1,11 @@
-"""What a device asks of a model, rule by rule: each yields findings about the model or one of its nodes.
+"""The requirements of a device on a model. Each rule yields findings about the model or one of its nodes.
 
 on the model     opset, fixed shapes, enough to compute, quantizing operators that the compiler knows
 on each node     the device has the operator, attributes are written out, neighbors fit, all data has codes
 on its numbers   types, scales, zero points, the bias in the unit of the products, positions
 
 To add a rule, write a function and name it in `MODEL_RULES`, `NODE_RULES` or `NUMBER_RULES`; the last two say for which
-devices and operators it is asked. What depends on the device is asked of its description, never of its name.
+devices and operators it applies. A rule reads the properties of a device, never its name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REPLACEMENTS = {
 ModelRule = Callable[[CheckedNetwork], Iterator[Finding]]
 NodeRule = Callable[[ir.Node, CheckedNetwork], Iterator[Finding]]
 DeviceProperty = Literal["accelerated", "integers", "shifts", "float_scales", "all_or_nothing"]
-# A rule, the property that a device must have for it, and the standard operators that it is about; none: every node.
+# A rule, the property that a device must have, and the standard operators that it applies to (none: to every node).
 RuleRow = tuple[NodeRule, DeviceProperty, tuple[str, ...]]
 
 
@@ -68,7 +68,7 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
     findings = [finding for rule in MODEL_RULES for finding in rule(network)]
     for node in network.nodes:
         found = list(_has_operator(node, network))
-        if not any(finding.level == "error" for finding in found):  # else it runs on the CPU whatever else is said
+        if not any(finding.level == "error" for finding in found):  # else it runs on the CPU in any case
             found += _broken(NODE_RULES, node, network)
         findings += found
     findings += [*_is_large_enough(network), *_quantizing_operators_are_known(network)]
@@ -78,10 +78,10 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
 
 
 def _broken(rules: tuple[RuleRow, ...], node: ir.Node, network: CheckedNetwork) -> list[Finding]:
-    """Return the findings of the rules that are about this node on this device."""
+    """Return the findings of the rules that apply to this node on this device."""
     on_device = (row for row in rules if getattr(network.device, row[1]))
-    asked = (rule for rule, _, op_types in on_device if not op_types or is_standard(node, *op_types))
-    return [finding for rule in asked for finding in rule(node, network)]
+    applicable = (rule for rule, _, op_types in on_device if not op_types or is_standard(node, *op_types))
+    return [finding for rule in applicable for finding in rule(node, network)]
 
 
 def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:
@@ -89,7 +89,7 @@ def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:
 
 
 def _stays(node: ir.Node, network: CheckedNetwork, what: str, why: str, fix: str) -> Finding:
-    """Return the error of a node that some generations reject the whole model for."""
+    """Return an error for which some generations reject the whole model."""
     return replace(_error(node, what, why, fix), whole=network.device.all_or_nothing)
 
 
@@ -148,7 +148,7 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _fix_of(inputs: list[ir.Value], *, quantized: bool) -> str:
-    """Return the command that fixes these inputs, and what to fill in if a size other than the batch is open."""
+    """Return the command that fixes these inputs, and the sizes to fill in if more than the batch is open."""
     if quantized:
         step = f"fixed-shapes:shapes={'+'.join(_assignment(value, '/') for value in inputs)}"
         command = f"convert MODEL OUTPUT --to {shlex.quote(step)}"
@@ -176,7 +176,7 @@ def _open_size(name: str | None) -> str:
 
 
 def _has_fixed_results(network: CheckedNetwork) -> Iterator[Finding]:
-    """Find shapes that stay open although those of the inputs are fixed; only the first node of each chain."""
+    """Find shapes that stay open although the inputs are fixed; only the first node of each chain."""
     for node in network.nodes if not network.open_inputs and not network.open_batch else ():
         unknown = [value for value in node.outputs if value.name and not is_fixed(value)]
         if unknown and all(value is None or is_fixed(value) or value.is_initializer() for value in node.inputs):
@@ -239,7 +239,7 @@ def _quantizing_operators_are_known(network: CheckedNetwork) -> Iterator[Finding
 
 
 def _known_to_the_runtime(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Check what onnxruntime on a CPU can know."""
+    """Find operators that neither onnxruntime on a CPU nor a function of the file defines."""
     functions = {(function.domain, function.name) for function in network.model.functions.values()}
     standard = node.domain in ("", "ai.onnx")
     known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
@@ -312,7 +312,7 @@ def _why_and_fix(node: ir.Node, network: CheckedNetwork) -> tuple[str, str]:
 
 
 def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Find attributes that only Phoenix's compiler was seen to do without."""
+    """Find missing attributes, which only Phoenix's compiler was seen to do without."""
     if network.device.all_or_nothing:
         return
     missing = [name for name in WRITTEN_OUT if name not in node.attributes]
@@ -354,7 +354,7 @@ def _has_leaky_slope(node: ir.Node, _network: CheckedNetwork) -> Iterator[Findin
 
 
 def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Check that all float data of a node has codes, on a device that computes on these."""
+    """Check that all float data of a node has codes, on a device that computes on codes."""
     bare = list(network.uncoded(node)) if network.coded else []
     if not bare:
         return
@@ -392,7 +392,7 @@ _MID_GRAPH = "in mid-graph it was seen on the CPU on every generation"
 
 
 def _keeps_its_layout(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Find what only moves data in mid-graph. To flatten for a last layer is taken: its result has two axes."""
+    """Find data movement in mid-graph. Flattening for a last layer is taken: its result has two axes."""
     if node.op_type == "Transpose" or (rank(node.outputs[0]) or 0) > 2:
         yield _stays(node, network, "it only moves data", _MID_GRAPH, "export the model without it, or end before it")
 
@@ -422,7 +422,7 @@ def _is_depthwise(node: ir.Node | None) -> bool:
 
 
 def _is_trusted(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Find what is known to be compiled wrongly."""
+    """Find layers that are known to be compiled wrongly."""
     generation = network.device.generation
     if generation is not None and generation.miscompiles_depthwise and _is_depthwise(node):
         yield _warning(
@@ -498,7 +498,7 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     for role, dtype in sorted({(role, each.dtype) for role, _, each in network.roles(node)}):
         if wide is not None and role == "activations" and dtype in wide.types[role] and dtype not in types[role]:
             missing = node.op_type not in wide.operators and node.op_type not in wide.likely
-            if missing and node.op_type in network.device.operators:  # else it was found to be missing there
+            if missing and node.op_type in network.device.operators:  # otherwise `_has_operator` has reported it
                 yield _error(
                     node,
                     f"{_subject_of(role)} {dtype}",
@@ -513,7 +513,7 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _wide_device(network: CheckedNetwork) -> Device | None:
-    """Return the device whose types single tensors may have; None if all tensors have these, or there is none."""
+    """Return the device whose types single tensors may have; None if there is none, or no tensor has 8 bits."""
     mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
     return DEVICES[network.device.wide] if network.device.wide and mixed else None
 
@@ -545,7 +545,7 @@ def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Check for one power-of-two scale per tensor, with the middle code for zero."""
+    """Check for one power-of-two scale per tensor, with the middle code as zero point."""
     found: dict[str, str] = {}
     for role, _, codes in network.roles(node):
         if codes.linear is None or codes.dtype not in network.device.types[role]:
@@ -563,7 +563,7 @@ def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Find
 
 
 def _is_symmetric(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    """Find zero points other than the middle, which cost the device a correction for every product."""
+    """Find zero points other than the middle code, which cost the device a correction for every product."""
     lopsided = [role for role, _, codes in network.roles(node) if codes.linear is not None and not _is_centred(codes)]
     for role in dict.fromkeys(lopsided):
         yield _warning(

@@ -1,12 +1,12 @@
-"""The devices by name, as data, and the steps that recipes may ask of them or leave out.
+"""The devices by name, as data, and the steps that recipes may add or leave out.
 
 To add a device, add a `Device` to `DEVICES` below. Its rules and rewrites are values too: see `constraints` and
 `rewrites`.
 
 The operators are those that Ryzen AI publishes for its number types (105 rows, unchanged from 1.5 to 1.8). The list is
 broad and not quite consistent: it has no Relu for bfloat16, though every network has one, because there it is computed
-with the layer before it. What other evidence speaks for is in `likely`, with that evidence, and counts as taken; what
-devices were seen to leave to the CPU is in `refused`, which wins.
+with the layer before it. Operators that other evidence speaks for are in `likely`, with that evidence, and count as
+taken. Operators that devices were seen to leave to the CPU are in `refused`, which wins.
 """
 
 from __future__ import annotations
@@ -154,15 +154,15 @@ DEVICES: Mapping[str, Device] = {
     )
 }
 
-# Other names of devices. One that stands for several means the first that stores the activations as they are.
+# Other names of devices. A name of several means the first whose types include that of the activations.
 ALIASES: Mapping[str, tuple[str, ...]] = {"npu-cnn": (_XINT8,), "npu-float-scale": (_A8W8, _A16W8)}
 
 
 def find_device(name: str, activations: str = "", shifted: bool = True) -> Device:
     """Return the named device.
 
-    Where a name stands for several ways of running a model, the type of `activations` decides, and whether their scales
-    are powers of two.
+    If the name stands for several ways of running a model, the type of `activations` decides, and `shifted`: whether
+    their scales are powers of two.
     """
     known = [*GENERATIONS, *DEVICES, *ALIASES]
     if name not in known:
@@ -178,7 +178,7 @@ def find_device(name: str, activations: str = "", shifted: bool = True) -> Devic
 
 
 def _of_generation(device: Device, generation: Generation) -> Device:
-    """Return a way of running a model as one generation has it."""
+    """Return a way of running a model with what is known about it on one generation."""
     left = {**generation.left, **generation.left_shifted} if device.shifts else generation.left
     left = left if device.integers else {}
     return replace(
@@ -197,16 +197,18 @@ def device_of(recipe: Recipe) -> Device:
     return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 
 
-# Rewrites that no device asks for by itself: a recipe names them in `also`. Two gates are also taken where they help.
+# Rewrites that no device asks for: a recipe names them in `also`. Two gates are also taken where they help.
 OPTIONAL: Mapping[str, type[rewrites.Substitution]] = {
     step.step(): step for step in (SiluToTwoGates, rewrites.ClipToRelu, rewrites.WholeClip)
 }
 
 
-# Of the float model, likewise: a product through which channels are equalized is taken where it helps.
+# The same for rewrites of the float model. HardSwishToRelu6, through whose product channels can be equalized, is also
+# taken where it helps.
 OPTIONAL_PREPARATIONS = (RotateResiduals, HardSwishToRelu6)
 
-# What `quantize` does unasked where the result is worse than float and nearer with it; the operator that it replaces.
+# The rewrites that `quantize` tries unasked if the result is worse than float, and keeps if they bring it nearer, with
+# the operators that they replace.
 WHERE_IT_HELPS: Mapping[str, str] = {SiluToTwoGates.step(): "HardSigmoid", HardSwishToRelu6.step(): "HardSwish"}
 
 
@@ -221,7 +223,7 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
         return tuple({**kept, **asked}.values())
 
     def asked_first(steps: Sequence[type[rewrites.Substitution]]) -> tuple[type[rewrites.Substitution], ...]:
-        """Return the steps with the optional ones first: two gates are made of what is a Sigmoid still."""
+        """Return the steps with the optional ones first: two gates replace a Sigmoid before HardSigmoid does."""
         return tuple(sorted(steps, key=lambda step: step.step() not in OPTIONAL))
 
     optional = [*(step for each in others for step in each.substitutions), *OPTIONAL.values()]

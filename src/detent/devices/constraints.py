@@ -17,12 +17,12 @@ cannot shift at all. Below, in[i], out, weight and bias stand for the positions 
 | hard sigmoid | HardSigmoid                 | 0 <= in <= 15, out >= 7, 14 + in - out >= 0    | in, out         |
 | shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
 
-A bias moves towards finer positions only as far as it does not saturate; the weight gives way for the rest.
-The rules are applied in this order, round after round, until none moves anything.
+A bias moves towards finer positions only until it would saturate; the weight moves for the rest. The rules are applied
+in this order, round after round, until none moves anything.
 
-Devices with float scales (`CONCATS`) have one rule: a Concat copies codes, so its inputs and its output have one scale.
-They take the parameters that span all of them. Joined values may meet again in another Concat, so this is done once for
-everything that Concats join, directly or through each other.
+Devices with float scales (`CONCATS`) have one rule: a Concat copies codes, so its inputs and its output share one
+scale, whose range spans all of theirs. Joined values may meet again in another Concat, so this is done once for each
+group of values that Concats join, directly or through each other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALIGN_POOL = "align_pool"
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a node breaks, and the first move that would mend it."""
+    """A rule that a node breaks, and the first move that it would make."""
 
     node: str
     op_type: str
@@ -62,9 +62,9 @@ class Violation:
 
 
 class Constraints:
-    """The rules of a device on scales. This class has none: its children override what they need.
+    """The rules of a device on scales. This class has none; subclasses override what they need.
 
-    `names` are the rules as a recipe's `without` calls them; every method takes the names that are left out.
+    `names` are the rules as a recipe's `without` calls them. The parameter `without` of each method is that list.
     """
 
     @property
@@ -88,13 +88,13 @@ class Constraints:
 UNCONSTRAINED = Constraints()
 
 
-# Moves what has to move around one node; returns the very plan that it was given if nothing has to.
+# Moves parameters around one node; returns the same object if nothing has to move.
 Rule = Callable[[ir.Node, Plan], Plan]
 
 
 @dataclass(frozen=True)
 class ShiftConstraints(Constraints):
-    """Rules on positions: each with the name that a recipe leaves it out by, and the operators that it is about."""
+    """Rules on positions: each with its name in a recipe's `without`, and the operators that it applies to."""
 
     rules: Sequence[tuple[str, Rule, tuple[str, ...]]]
 
@@ -105,8 +105,8 @@ class ShiftConstraints(Constraints):
     def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> Plan:
         """Move positions until every rule holds.
 
-        Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x
-        below position 0). Once one has left the range of positions, all are put back to what the data asked for.
+        Contradictory rules may move positions without end (x beside x * x in a Concat, with x below position 0). Once
+        a position leaves the valid range, all are put back to those that the data asked for.
         """
         nodes = [node for node in model.graph if plan.layout.quantizes(node)]
         rules = [(rule, op_types) for name, rule, op_types in self.rules if name not in without]
@@ -138,7 +138,7 @@ class ShiftConstraints(Constraints):
 
 
 def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> Plan:
-    """Give tensors that are zero throughout the position of their neighbours, so that they drag none of these along."""
+    """Give tensors that are zero throughout the position of their neighbours, so that they move none of these."""
     free = set(plan.free)
     aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
     for node in (*aligned, *reversed(aligned)):
@@ -221,7 +221,7 @@ def _shift_bias(node: ir.Node, plan: Plan) -> Plan:
     lowest = 0 if before_leaky_relu else min(0, cut - 16)
     position = plan.position(bias.name)
     wanted = _clamp(position, products - 15, products - lowest)
-    # A bias that would saturate ruins its channel, a coarser weight beside so large a bias does not: the weight moves.
+    # A saturated bias ruins its channel; a coarser weight beside so large a bias does little harm. So the weight moves.
     reached = min(wanted, max(position, plan.finest.get(bias.name, wanted)))
     plan = plan.with_position(bias.name, reached, "shift bias", name)
     return plan.with_position(weight, plan.position(weight) - (wanted - reached), "shift bias", name)
@@ -298,7 +298,7 @@ def _joined(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
 
 
 def _union(params: list[QuantParams], fmt: IntegerFormat) -> QuantParams:
-    """Return parameters of a format that span everything that `params` span: one of them, if it does already."""
+    """Return parameters of a format that span all ranges of `params`: one of them if it does already."""
     low, high = min(each.span[0] for each in params), max(each.span[1] for each in params)
     for each in params:
         if each.format == fmt and each.span == (low, high):

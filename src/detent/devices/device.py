@@ -53,7 +53,7 @@ class Fact:
 class CostModel:
     """Milliseconds of one inference: base + per_gmac * GMAC + per_node * nodes in the EP's report + per_cut * cuts.
 
-    `error` is the largest relative error on the networks that it was fitted to, or the doubt that it is given.
+    `error` is the largest relative error on the networks that it was fitted to, or an estimate of it without a fit.
     """
 
     base: float
@@ -69,11 +69,12 @@ class Generation:
     """A generation of devices.
 
     `flows` are its ways of running a model, by their names in `catalog`; the first is the default.
-    `left` are operators that run on the CPU, and `left_shifted` those that do in models with power-of-two scales.
-    `taken` are operators that it takes though the published list leaves them out. `left_behind_depthwise` names, for
-    each recipe, the activations with which a depthwise Conv runs on the CPU; `logged_with` is the software that this
-    and `miscompiles_depthwise` were seen with. `whole`: a node that is not taken may keep all others off the device,
-    too. `rounding` is that of its shifts. `target` is the compiler, as the session option of that name has it.
+    `left` are operators that run on the CPU, with the reason; `left_shifted` are those that do so only in models with
+    power-of-two scales. `taken` are operators that run on the device although the published list lacks them.
+    `left_behind_depthwise` names, for each recipe, the activations with which a depthwise Conv runs on the CPU;
+    `logged_with` is the software with which this and `miscompiles_depthwise` were seen. `whole`: one node that is not
+    taken may keep all others off the device. `rounding` says how its shifts round. `target` is the compiler, the value
+    of the session option of that name.
     """
 
     name: str
@@ -252,8 +253,8 @@ def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str
 
 
 def recipe_for_any(proto: onnx.ModelProto) -> tuple[str, str]:
-    """Return the recipe for a float model where no device is named, and why; nothing for that of most models."""
-    # What takes XINT8 alone rejects whole graphs for their attention, so there is nothing to gain from it.
+    """Return the recipe for a float model if no device is named, and why; the default recipe has no reason."""
+    # Devices that take XINT8 alone reject whole graphs for their attention, so they gain nothing from XINT8 here.
     attention, attending = attention_in(proto), first_attention(proto.graph)
     if attention:
         return "A8W8", f"the model is a transformer ({', '.join(attention)}), which XINT8 harms"
@@ -266,7 +267,7 @@ def recipe_for_any(proto: onnx.ModelProto) -> tuple[str, str]:
     return DEFAULT, ""
 
 
-MANY_SWISHES = 8  # a network of them; the exchange of a few changes little
+MANY_SWISHES = 8  # replacing the Sigmoid of fewer changes little
 
 
 def _swishes(graph: onnx.GraphProto) -> int:
@@ -277,19 +278,20 @@ def _swishes(graph: onnx.GraphProto) -> int:
 
 
 def first_attention(graph: onnx.GraphProto) -> str:
-    """Return the first product of two activations of which one is the result of a Softmax; nothing if there is none."""
+    """Return the first product of two activations of which one is the result of a Softmax; "" if there is none."""
     made = {name: node for node in graph.node for name in node.output}
     constants = {each.name for each in graph.initializer}
     constants |= {name for name, node in made.items() if node.op_type == "Constant"}
-    for node in graph.node:
-        if node.op_type in ("MatMul", "Einsum") and not constants & set(node.input):
-            for name in node.input:
-                source = made.get(name)
-                while source is not None and source.op_type in _MOVES and source.input:
-                    source = made.get(source.input[0])
-                if source is not None and source.op_type == "Softmax":
-                    return str(node.name or node.output[0])
-    return ""
+
+    def is_softmax(name: str) -> bool:
+        source = made.get(name)
+        while source is not None and source.op_type in _MOVES and source.input:
+            source = made.get(source.input[0])
+        return source is not None and source.op_type == "Softmax"
+
+    products = (node for node in graph.node if node.op_type in ("MatMul", "Einsum"))
+    of_activations = (node for node in products if constants.isdisjoint(node.input))
+    return next((str(node.name or node.output[0]) for node in of_activations if any(map(is_softmax, node.input))), "")
 
 
 def attention_in(proto: onnx.ModelProto) -> list[str]:
@@ -310,17 +312,16 @@ def _has_depthwise(graph: onnx.GraphProto) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One way of running a model on a device, and what it asks of the model.
+    """One way of running a model on a device, and its requirements on the model.
 
     `accelerated`: it is more than a CPU. `operators` are the published ones; `likely` are others, with the reason to
-    expect them; `refused` are operators with a known reason why they do not work; `disputed` are those that only some
-    generations take, where none is named. Without `operators` on an accelerated device nothing is known about
-    placement, and the device cannot be checked for.
+    expect them; `refused` are operators that do not work, with the reason; `disputed` are those that only some
+    generations take, if none is named. If an accelerated device has no `operators`, nothing is known about placement,
+    and no model can be checked for it.
 
     `types` are the number types that tensors of each role may be stored in; `wide` names the device whose types single
-    activations may have instead, at its pace and with its operators. `shifts`: the device rescales by shifting,
-    so a tensor has one power-of-two scale and its zero point is the middle code. `recipe` is the preset that makes such
-    models.
+    activations may have instead, at its pace and with its operators. `shifts`: the device rescales by shifting, so a
+    tensor has one power-of-two scale and its zero point is the middle code. `recipe` is the preset for the device.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
     before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named, and
@@ -352,7 +353,7 @@ class Device:
 
     @property
     def clips(self) -> Sequence[tuple[float, float]]:
-        """The bounds of Clips that the device computes as they are; of others a Relu is made, where that is exact."""
+        """The bounds of Clips that the device computes; a Clip with others becomes a Relu if that is exact."""
         left = {} if self.generation is None else self.generation.left_behind_depthwise
         return () if left.get(self.recipe) == ("Clip",) else DEVICE_CLIPS
 
@@ -382,7 +383,7 @@ class Device:
         return [step.step() for step in (*self.preparations, *self.substitutions, *self.corrections)]
 
     def takes_models_of(self, recipe: Recipe) -> bool:
-        """Return whether the published operators are about models such as a recipe makes; never for a CPU."""
+        """Return whether the published operators apply to the models that a recipe makes; never for a CPU."""
         if not self.operators:
             return False
         if self.integers:
@@ -442,7 +443,7 @@ class Rules:
 
 
 def role_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
-    """Yield each role, the words that name the part of the model (empty: all of it), and the format it has there."""
+    """Yield each role, a phrase for the part of the model (empty: all of it), and the format of the role there."""
     for role, override, fmt in recipe.every_format():
         yield role, "" if override is None else f" for {override.part}", fmt
 

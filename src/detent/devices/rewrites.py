@@ -8,19 +8,19 @@
 | mean of n numbers   | the sum times k/2^m instead of 1/n: n*k/2^m times as large (1.0049 for a 7x7 average)    |
 
 The first two change what the node computes and come before the rules on positions. The last two multiply the result by
-a constant close to 1, within the rounding of the same value, so the factor has no codes of its own: they come last.
+a constant close to 1 before it is rounded. The factor has no codes of its own, so they come after the rules.
 
 The other passes are about Clips. The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips
-other bounds b, such that b itself has the largest code of all. Then a Relu gives the same codes, because whatever is
-beyond the bound gets the largest code either way.
+other bounds b, chosen so that b has the largest code. Then a Relu gives the same codes, because everything beyond the
+bound saturates at that code.
 
-GuardDivisors: divisors never round to zero. One that was positive on every sample may still be less than half a step of
-its grid somewhere: its code is then that of zero, the quotient infinite or NaN, and what QuantizeLinear makes of that
-has nothing to do with the model. Attention with a linear kernel divides by such sums. There
+GuardDivisors: divisors never round to zero. A divisor that was positive on every sample may still be less than half a
+step of its grid: its code then stands for zero, the quotient is infinite or NaN, and so the result is meaningless.
+Attention with a linear kernel divides by such sums. There
 
     a / d    becomes    a / max(d, s)    with s one step of d's grid
 
-which is what rounding up instead of down would do. The maximum lives on the same grid as d.
+which is what rounding up instead of down would do. The maximum has the same grid as d.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def window_factor(side: int) -> float:
 
 
 class Substitution(OperatorPass):
-    """A rewrite of quantized nodes, after calibration, into what the device has instead.
+    """A rewrite of quantized nodes, after calibration, into operators that the device has.
 
-    One that adds nodes says where they stand in the layout, and may settle the parameters of their values.
-    Without a layout all nodes are rewritten.
+    A rewrite that adds nodes adds them to the layout, and may set the parameters of their values. Without a layout all
+    nodes are rewritten.
     """
 
     def __init__(self, layout: Layout | None = None) -> None:
@@ -98,7 +98,7 @@ class RoundLeakySlope(Substitution):
 
 
 def harden(node: ir.Node) -> None:
-    """Make a node the HardSigmoid of the device."""
+    """Turn a node into the HardSigmoid of the device."""
     node.op_type = "HardSigmoid"
     node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
     node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
@@ -181,7 +181,7 @@ class ScaleReduceMean(_FactorPass):
 
 
 class SaturatingClip(OperatorPass):
-    """A Clip from 0 becomes a Relu, where its bound has the largest code; but not one of the `kept` bounds."""
+    """A Clip from 0 whose upper bound has the largest code becomes a Relu, unless its bounds are among `kept`."""
 
     operators = ("Clip",)
 
@@ -238,10 +238,10 @@ _DIVISORS = {"Div": 1, "Reciprocal": 0}
 
 
 class GuardDivisors(OperatorPass):
-    """Put a Max before quantized nodes that divide by what would round to zero. `plan` is then that of the new graph.
+    """Put a Max before quantized nodes whose divisor would round to zero. Then `plan` is the plan of the new graph.
 
-    Left alone are constants, divisors that were 0 or below on a sample, and those whose smallest value has a code of
-    its own.
+    Constants are left alone, and so are divisors that were 0 or below on a sample, or whose smallest value does not
+    round to zero.
     """
 
     operators = tuple(_DIVISORS)
@@ -269,7 +269,7 @@ class GuardDivisors(OperatorPass):
         return None
 
     def _rounding_to_zero(self, name: str) -> QuantParams | None:
-        """Return the grid of a divisor that was positive on all samples, and would not be on its grid; else None."""
+        """Return the grid of a divisor that was positive on all samples but may round to zero; None for others."""
         statistics = self._statistics.get(self.plan.layout.leader(name))
         params = self.plan.of(name) if name in self.plan.layout.sites else None
         if params is None or not holds_integers(params) or statistics is None:
@@ -279,7 +279,7 @@ class GuardDivisors(OperatorPass):
 
 
 def _on_one_grid(plan: Plan, divisor: str, guard: ir.Node, least: ir.Value) -> Plan:
-    """Return the plan with a Max of the divisor and a constant: both, and the result, have the divisor's grid."""
+    """Return the plan with a Max of the divisor and a constant; the constant and the result get the divisor's grid."""
     layout, name = plan.layout, str(guard.name)
     new = {str(guard.outputs[0].name): Role.ACTIVATION, str(least.name): Role.WEIGHT}
     summed = layout.sites[divisor].summed

@@ -2,21 +2,20 @@
 
     x * sigmoid(x)    is about    x/2 * (H(a x) + H(b x))        with H(z) = clip(z/6 + 1/2, 0, 1)
 
-H alone, a = b = 1, is off by up to 0.14, and by 21 dB on average over normal distributions with means from -2 to 1 and
-deviations from 1 to 3. That is more than rounding to 8 bits costs, it is the same in every layer, and no weight or bias
-behind it can undo it. The a and b below minimize the mean over those distributions: 31 dB, and at most 0.08.
+A single H (a = b = 1) is off by up to 0.14, and its SQNR is 21 dB on average over normal distributions with means from
+-2 to 1 and deviations from 1 to 3. That is worse than rounding to 8 bits, it is the same in every layer, and no weight
+or bias behind it can undo it. The a and b below maximize the mean over those distributions: 31 dB, off by at most 0.08.
 
-It is five elementwise nodes more for each SiLU, which take time. The device was seen to take each of these operators,
-but not yet a network with this in it. So it is made only if a recipe asks for it (`also`), or if one gate was measured
-to be worse than float and two to be nearer (`pipeline.trials`).
+Each SiLU gets five elementwise nodes more, which take time. The device was seen to take each of these operators, but
+not yet a network of this form. So it is used only if a recipe asks for it (`also`), or if the model with one gate was
+measured to be worse than float and two gates to be nearer (`pipeline.trials`).
 
     x ---- Mul a ---- HardSigmoid --+
     x ---- Mul b ---- HardSigmoid --+-- Add --+
     x ---- Mul 1/2 ---------------------------+-- Mul ----> y
 
-The new values need no statistics. HardSigmoid is constant beyond 3, so a x and b x are clipped a little further out,
-on a grid that is finer than that of x. x/2 has the codes of x on a grid of half the step. So little is rounded that
-was not before.
+The new values need no statistics. HardSigmoid is constant beyond 3, so a x and b x are clipped a little further out, on
+a grid that is finer than that of x. x/2 has the codes of x on a grid of half the step. So these add little rounding.
 """
 
 from __future__ import annotations
@@ -42,9 +41,10 @@ _SHARE = 127 / 128  # the largest of the codes for 0 to 1
 
 @dataclass(frozen=True)
 class NewValue:
-    """A value of a rewritten SiLU: the input of that, the node that makes or reads it, and its largest magnitude.
+    """A new value of a rewritten SiLU.
 
-    None: it is half of the input.
+    `source` is the input of the SiLU, `node` the node that makes or reads the value, `largest` its largest magnitude,
+    or None for half of the input.
     """
 
     name: str
@@ -67,7 +67,7 @@ class SiluToTwoGates(Substitution):
     """Compute x * sigmoid(x) by two HardSigmoids.
 
     Cases:
-    - a Sigmoid that one Mul alone reads, together with the input of the Sigmoid, on grids of 8 bits and powers of two;
+    - a Sigmoid that only one Mul reads, together with the input of the Sigmoid, on grids of 8 bits and powers of two;
     - declined: other grids, since their devices have a Sigmoid;
     - left to SigmoidToHardSigmoid: any other Sigmoid, such as scores, or the gates of squeeze-and-excite.
     """
@@ -113,7 +113,7 @@ class SiluToTwoGates(Substitution):
         steep, flat, half = times(STEEP, "steep", _INSIDE), times(FLAT, "flat", _INSIDE), times(0.5, "half", None)
         other = add("HardSigmoid", "flat_gate", [flat], _SHARE)
         harden(self._new[-1].node)
-        # The node itself is the steep gate: its name and result are those that the float model knows.
+        # The Sigmoid itself becomes the steep gate, so that its name and result stay those of the float model.
         node.replace_input_with(0, steep)
         harden(node)
         both = add("Add", "both", [node.outputs[0], other], 2 * _SHARE)
@@ -149,7 +149,7 @@ class SiluToTwoGates(Substitution):
 
 
 def _product_with_input(node: ir.Node) -> ir.Node | None:
-    """Return the Mul that makes x * sigmoid(x) of a Sigmoid; None if anything else reads the Sigmoid too."""
+    """Return the Mul that computes x * sigmoid(x) from a Sigmoid; None if anything else reads the Sigmoid."""
     source, result = node.inputs[0], node.outputs[0]
     readers = list(result.consumers())
     if len(readers) != 1 or result.is_graph_output() or not is_standard(readers[0], "Mul"):

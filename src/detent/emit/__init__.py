@@ -1,11 +1,11 @@
 """Write the plan into the graph: activations are rounded behind the node that computes them, constants are stored.
 
-An activation x becomes x -> nodes -> its readers. A graph output keeps its name: the node before it is renamed. A
-weight or bias is encoded from float here, with the final parameters; a bias that stays float takes over its refined
-numbers. A graph input or a weight that is a graph output too goes out as it is. Operators that ONNX does not have get a
-function that defines them. An Identity that stands for a conversion between formats is removed: its input is rounded
-to one and its output to the other. Constants that stay float and hold the same numbers are stored once: preparing gave
-each reader its own. Which nodes a format is written with says `detent.emit.output_formats`.
+An activation x becomes x -> nodes -> its readers. A rounded graph output keeps its name; the value before rounding is
+renamed. A weight or bias is encoded from float here, with the final parameters; a bias that stays float gets its
+refined numbers. A graph input or weight that is also a graph output leaves the graph unrounded. Operators that ONNX
+does not have get a function that defines them. An Identity that stands for a conversion between formats is removed: its
+input is rounded to one and its output to the other. Float constants that hold the same numbers are stored once:
+preparing gave each reader its own. `detent.emit.output_formats` says which nodes each format is written with.
 
 In dynamic quantization only weights are stored as integers; activations get their scale while the model runs.
 
@@ -13,7 +13,7 @@ In dynamic quantization only weights are stored as integers; activations get the
     codes -> ConvInteger or MatMulInteger (with the codes of the weight) -> Cast -> Mul by both scales -> Add the bias
 
 An activation that several layers read is quantized once. The weight of a Gemm is stored as MatMulInteger reads it.
-A table that Gather reads, as of the embeddings of words, is stored in codes, and what is read from it is decoded:
+A table that Gather reads, such as word embeddings, is stored in codes, and the entries that are read are decoded:
 
     table of codes -> Gather -> DequantizeLinear (and Mul by the scales of the entries, if each has its own)
 """
@@ -38,6 +38,8 @@ from detent.qdq.families import MICROSOFT
 from detent.qdq.functions import add_functions
 from detent.recipe.recipe import OutputFormat
 
+Contents = tuple[tuple[int, ...], bytes]
+
 
 def emit(
     model: ir.Model,
@@ -49,8 +51,8 @@ def emit(
 ) -> Mapping[str, str]:
     """Quantize `model` in place as planned. Return, for each activation site, the name of its rounded value.
 
-    `weight_pairs` keeps constants in float and rounds them like activations, but for 32-bit biases: no operator
-    quantizes to these. `dedicated_pairs` rounds an activation anew for each of its readers.
+    `weight_pairs` keeps constants in float and rounds them like activations, except 32-bit biases, which no operator
+    quantizes to. `dedicated_pairs` rounds an activation separately for each of its readers.
     """
     emitter = _Emitter(model, plan, form, weight_pairs, dedicated_pairs)
     values = {str(value.name): value for value in values_of(model.graph)}
@@ -74,14 +76,19 @@ def emit(
     return rounded
 
 
+def _contents(array: npt.NDArray[Any]) -> Contents:
+    """Return a key that is the same for arrays of one type that hold the same numbers."""
+    return array.shape, hashlib.sha256(array.tobytes()).digest()
+
+
 def _store_once(values: Iterable[ir.Value]) -> None:
     """Let all readers of float constants that hold the same numbers read the first of them."""
-    first: dict[tuple[tuple[int, ...], bytes], ir.Value] = {}
+    first: dict[Contents, ir.Value] = {}
     for value in values:
         array = constant(value) if value.dtype == ir.DataType.FLOAT and value.is_initializer() else None
         if array is None or array.size < 2 or value.is_graph_input() or value.is_graph_output():
             continue
-        same = first.setdefault((array.shape, hashlib.sha256(array.tobytes()).digest()), value)
+        same = first.setdefault(_contents(array), value)
         if same is not value:
             value.replace_all_uses_with(same)
             drop_if_unused(value)
@@ -149,7 +156,7 @@ class _Emitter:
             del self._graph.initializers[name]
 
     def _reads_codes(self, node: ir.Node, index: int) -> bool:
-        """Return whether a node reads a constant as data; a bound of a Clip, or the body of an If, does not."""
+        """Return whether a node reads a constant as quantized data, unlike the bound of a Clip or the body of an If."""
         in_main_graph = node.graph is self._graph
         return in_main_graph and self._plan.layout.quantizes(node) and index in site_inputs(node)
 
@@ -180,17 +187,17 @@ class _DynamicEmitter:
     def __init__(self, writer: GraphWriter, plan: Plan) -> None:
         self._writer, self._plan = writer, plan
         self._quantized: dict[ir.Value, Quantized] = {}
-        self._codes: dict[tuple[tuple[int, ...], bytes], ir.Value] = {}
+        self._codes: dict[Contents, ir.Value] = {}
 
     def table(self, node: ir.Node, table: ir.Value) -> None:
-        """Let a Gather read codes, and decode what it has read."""
+        """Let a Gather read codes, and decode the entries behind it."""
         name, indices, axis = str(node.name), node.inputs[1], node.attributes.get_int("axis", 0)
         array, params = constant(table), self._plan.integers(str(table.name))
         assert array is not None and indices is not None, f"the table '{table.name}' is not constant"
         codes = self._store_once(f"{table.name}_quantized", params.encode(array).astype(params.format.dtype))
         read = self._append(node, "Gather", [codes, indices], f"{name}/codes", axis=axis)
         read.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(params.format.dtype)))
-        # With a scale for each entry all zero points are alike.
+        # With a scale for each entry all zero points are equal.
         zero_point = params.zero_point.astype(params.format.dtype).reshape(-1)[0]
         own = params.axis is not None
         scale = np.asarray(1 if own else params.scale, np.float32).reshape(())
@@ -207,8 +214,8 @@ class _DynamicEmitter:
         remove_node(self._writer.graph, node)
 
     def _store_once(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        """Add a constant, unless there is one of these numbers already: preparing gave each reader its own table."""
-        key = array.shape, hashlib.sha256(array.tobytes()).digest()
+        """Add a constant, or reuse one with the same numbers: preparing gave each reader its own table."""
+        key = _contents(array)
         if key not in self._codes:
             self._codes[key] = self._writer.constant(name, array)
         return self._codes[key]

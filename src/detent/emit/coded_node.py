@@ -1,15 +1,15 @@
 """A node between DequantizeLinear and QuantizeLinear, seen as one operator on 8-bit codes.
 
-A value that DequantizeLinear gives has codes behind it; a value that only QuantizeLinear reads will get some. Integer
-operators take both if scale and zero point are constant. Whatever does not fit raises `DeclinedError` with the reason,
-which ends up in a note on the node.
+The inputs of the node come from DequantizeLinear, and QuantizeLinear alone reads its results. An integer operator can
+take the codes themselves if scales and zero points are constant. Whatever does not fit raises `DeclinedError` with the
+reason, which becomes a note on the node.
 
-QuantizeLinear never decreases, so rounding and cutting off may change places:
+QuantizeLinear is monotonic, so rounding and clipping may change places:
 
     Q(clip(x, a, b)) = clip(Q(x), Q(a), Q(b))
 
-A Relu or Clip behind the node therefore cuts the codes of the result instead, and goes without a trace if the codes
-from Q(a) to Q(b) are all that there are.
+A Relu or Clip behind the node therefore clips the codes of the result instead, and is dropped if Q(a) to Q(b) is the
+whole range of codes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CodedInput:
         return self.codes, *self.grid.operands
 
     def whole(self) -> CodedInput:
-        """Return itself; decline a scale per channel."""
+        """Return the input itself; decline a scale per channel."""
         if self.grid.axis is not None:
             raise DeclinedError(f"'{self.name}' has a scale for each channel, which its integer operator cannot take")
         return self
@@ -110,7 +110,7 @@ class CodedInput:
 
 @dataclass(frozen=True)
 class Operation:
-    """The operator to write instead of a node. `flattened`: its result loses the axes from the third on."""
+    """The operator to write instead of a node. `flattened`: a Flatten behind it drops the axes from the third on."""
 
     op_type: str
     inputs: Sequence[Operand]
@@ -141,7 +141,7 @@ class QuantizedResult:
 
 
 class CodedNode:
-    """A node with the codes of its inputs and the grids of its results; asking for a missing one declines the node."""
+    """A node with the codes of its inputs and the grids of its results; a missing one raises DeclinedError."""
 
     def __init__(self, node: ir.Node, graph: ir.Graph, opset: int) -> None:
         self.node = node
@@ -173,7 +173,7 @@ class CodedNode:
         return self.input(index).whole().as_type(self.result.grid.dtype)
 
     def attributes(self, names: Iterable[str]) -> list[ir.Attr]:
-        """Return those of the node's attributes that the integer operator has too."""
+        """Return the node's attributes among `names`, which are those that the integer operator has too."""
         return [attribute for name in names if (attribute := self.node.attributes.get(name)) is not None]
 
     def _follow(self, value: ir.Value, bounds: tuple[float, float]) -> QuantizedResult:
@@ -184,7 +184,7 @@ class CodedNode:
             if more is None:
                 break
             clips.append(use[0])
-            # The later one has the last word, even if the two do not overlap.
+            # The later clip wins, even if the two do not overlap.
             bounds = min(max(bounds[0], more[0]), more[1]), min(max(bounds[1], more[0]), more[1])
             value = use[0].outputs[0]
         result = QuantizedResult(*self._quantizers(value), tuple(clips), bounds)
@@ -240,7 +240,7 @@ def grid_of(node: ir.Node) -> EightBitGrid:
 
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return what a Relu or Clip cuts its input off at; None for other nodes and for bounds that are not constant."""
+    """Return the bounds of a Relu or Clip; None for other nodes and for bounds that are not constant."""
     if is_standard(node, "Relu"):
         return 0.0, math.inf
     if not is_standard(node, "Clip"):
@@ -257,7 +257,7 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 
 
 def _operand(value: ir.Value | None, role: str, array: npt.NDArray[Any]) -> Operand:
-    """Return the value that holds the array already, or a new constant if none does in this shape."""
+    """Return `value` if it is an initializer of the array's shape, or else a new constant."""
     fits = value is not None and value.is_initializer() and value.shape == ir.Shape(array.shape)
     return value if fits else NewConstant(role, array)
 

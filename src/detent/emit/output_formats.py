@@ -1,4 +1,4 @@
-"""The output formats: the families that each of them writes numbers with, and which numbers it can hold.
+"""The output formats: the families of operators that each is written with, and the number formats that it can hold.
 
 | format       | integers                                  | small floats      | blocks                     |
 | ------------ | ----------------------------------------- | ----------------- | -------------------------- |
@@ -38,11 +38,12 @@ _WIDE = (*_NARROW, "int32", "uint32")
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """One output format. `linear` and `blocks` are families; None are standard Q/DQ, and Casts.
+    """One output format: the families that write scaled numbers and blocks, and the number formats that it can hold.
 
-    The fields behind them are what a format of numbers is asked, in this order, with the advice to give if it does not
-    fit: `integers` lists the types of codes by role, `groups` is a scale for each group of weights, `clips` are floats
-    that saturate. `whole_model`: no part of the model can be left in float, or written otherwise.
+    Without a `linear` family, integers are written with the native Q/DQ and small floats with Casts. `why_not` checks
+    the other fields in their order; `only_these` and `other_integers` are the advice if a check fails. `integers` lists
+    the types of codes by role, `groups` allows a scale for each group of weights, `clips` floats that saturate.
+    `whole_model`: no part of the model can stay float or be written differently.
     """
 
     linear: Family | None = None
@@ -57,7 +58,7 @@ class FormatSpec:
     whole_model: bool = False
 
     def writer(self, writer: GraphWriter, params: Params) -> RoundingWriter:
-        """Return what writes values with these parameters."""
+        """Return the writer for values with these parameters."""
         if params.format.in_blocks:
             return BlockWriter(writer, self.blocks)
         if self.linear is FIX_NEURON:
@@ -67,7 +68,7 @@ class FormatSpec:
         return PairWriter(writer, self.linear)
 
     def why_not(self, role: str, fmt: NumberFormat) -> str | None:
-        """Return why values of a role cannot be written in a format of numbers, and what can; None if they can."""
+        """Return why values of a role cannot be written in a number format, with advice; None if they can."""
         if not self.only(fmt):
             return self.only_these
         types = self.integers.get(role, ())
@@ -83,7 +84,7 @@ class FormatSpec:
 
 
 def _own_operators(family: Family) -> FormatSpec:
-    """Return the format of a generation of the tools' own operators."""
+    """Return the format that is written with the Q/DQ operators of `family` alone."""
     return FormatSpec(
         family,
         family,
@@ -159,7 +160,7 @@ def check_formats(recipe: Recipe) -> None:
 
 
 def _check_scales(where: str, role: str, fmt: NumberFormat) -> None:
-    """Check what holds for scales in every output format."""
+    """Check the rules on scales that every output format has."""
     if fmt.granularity != "per_tensor" and role != "weights":
         what = "channel" if fmt.per_channel else "group"
         raise UsageError(f"{where} are {fmt.granularity}: only weights have a scale for each output {what}.")
@@ -171,7 +172,7 @@ def _check_scales(where: str, role: str, fmt: NumberFormat) -> None:
 
 
 def _check_products(recipe: Recipe) -> None:
-    """Check that a bias which is counted in the unit of its layer's products has integers on both sides of them."""
+    """Check that a bias in the unit of its layer's products is int32, and that both factors are integers."""
     biases, weights = recipe.biases, recipe.weights
     if biases is None or not biases.counts_products:
         return
@@ -194,7 +195,7 @@ def _check_products(recipe: Recipe) -> None:
 
 
 def _check_narrow_biases(recipe: Recipe) -> None:
-    """Check that an 8-bit bias can be counted in the 32-bit unit of its layer: both have to be powers of two."""
+    """Check that an 8-bit bias can be converted to the unit of its layer's products: all scales are powers of two."""
     biases = recipe.biases
     shifted = all(fmt is not None and fmt.power_of_two for fmt in recipe.formats.values())
     if biases is not None and not biases.counts_products and not shifted:
@@ -206,7 +207,7 @@ def _check_narrow_biases(recipe: Recipe) -> None:
 
 
 def _check_whole_model(recipe: Recipe) -> None:
-    """Check that no part of a model that computes in bfloat16 is left out, or written otherwise."""
+    """Check that the recipe leaves no part of a pure bfloat16 model in float, nor asks to write it differently."""
     usual = {"overrides": (), "operators": (), "all_operators": True, "products_of_activations": True}
     for option, plain in {**usual, "weight_pairs": False, "dedicated_pairs": False}.items():
         if getattr(recipe, option) != plain:
@@ -220,7 +221,7 @@ def _check_whole_model(recipe: Recipe) -> None:
 
 
 def _check_dynamic(recipe: Recipe) -> None:
-    """Check that activations which are quantized while the model runs are uint8, as the operators take them."""
+    """Check that a dynamic recipe asks only for what DynamicQuantizeLinear and the integer operators can do."""
     for option, plain in (("format", "qdq"), ("overrides", ()), ("weight_pairs", False), ("dedicated_pairs", False)):
         if getattr(recipe, option) != plain:
             raise UsageError(

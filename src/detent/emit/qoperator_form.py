@@ -1,31 +1,31 @@
 """QOperator: operators that compute on codes (QLinearConv and the like) instead of Q, DQ and float operators.
 
-    to_qoperator(model)     # a QDQ model, in place; returns why each node that is left was left
+    to_qoperator(model)     # a QDQ model, in place; returns the nodes that were left, with the reasons
 
-An integer operator does what the operator between its DequantizeLinear and QuantizeLinear nodes does: it takes the same
-codes, works exactly or in float32 where they do, and rounds once at the end. So both forms answer alike, but for a code
-next door here and there, if float32 falls on the other side of a tie.
+An integer operator replaces a float operator between DequantizeLinear and QuantizeLinear: it takes the same codes,
+works exactly or in float32 where they do, and rounds once at the end. So both forms give the same results, except for
+codes that are off by one where float32 falls on the other side of a tie.
 
 **Layers.** Conv, MatMul and Gemm sum exact products in 32 bits, and round once at the end.
 
     y = Q_y(sum (x - z_x)(w - z_w) s_x s_w + b)          the layer between DequantizeLinear and QuantizeLinear
       = Q_y((sum (x - z_x)(w - z_w) + b / (s_x s_w)) s_x s_w)
 
-The bias must be a whole number of units s_x s_w. One of 32 bits was made so. An 8-bit one with a power-of-two scale of
-its own, b 2^-p_b, is b 2^(p_x + p_w - p_b) units: whole if p_b <= p_x + p_w. A finer one leaves a part f of a unit
-over, 0 < f < 1. If a step of the result is 2^m units, m > 0, ties are at whole numbers A of units, so
+The bias must be a whole number of units s_x s_w. 32-bit biases are. An 8-bit bias with a power-of-two scale of its own,
+b 2^-p_b, is b 2^(p_x + p_w - p_b) units: whole if p_b <= p_x + p_w. A finer one has a fraction f of a unit left over,
+0 < f < 1. If a step of the result is 2^m units, m > 0, ties are at whole numbers A of units, so
 
     (A + f) 2^-m rounds as A 2^-m does, unless A is a tie, which A + f is not
 
-and f is left out: one sum in 2^(m + 1) goes to the code next door. Any other bias is left where it is, because rounding
-it would change the model more than float32 does.
+and f is dropped: one sum in 2^(m + 1) is rounded to the neighbouring code. A layer with any other bias keeps its Q/DQ,
+because rounding the bias would change the model more than float32 does.
 
 **Arithmetic.** Operators with a twin in onnxruntime round once, at the end, as they do before QuantizeLinear.
 
-**Moving values.** Operators that give elements of their input and nothing new do it to codes as well, if the result has
-the scale and zero point of the input. MaxPool compares, and codes are ordered as the numbers that they stand for; a
-padded value is the code that QuantizeLinear gives it. Max, Min, GlobalMaxPool and DepthToSpace are not here:
-onnxruntime's kernels for them took no 8-bit integers for a long time, or take none.
+**Moving values.** Operators that only select or rearrange elements of their input can do so on codes, if the result has
+the scale and zero point of the input. MaxPool compares, and codes are ordered like the numbers that they stand for; a
+padded value becomes its code. Max, Min, GlobalMaxPool and DepthToSpace are missing: onnxruntime's kernels for them took
+no 8-bit integers for a long time, or take none.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _weight(coded: CodedNode, axis: int | None) -> CodedInput:
 
 
 def _unit(source: EightBitGrid, weight: EightBitGrid) -> npt.NDArray[np.float64]:
-    """Return what the products of codes count. Kernels compute it in float32, which must not make it zero."""
+    """Return the unit of the products of codes. Kernels compute it in float32, where it must not become zero."""
     unit = source.scale.astype(np.float64) * weight.scale.astype(np.float64)
     if (unit < LEAST_SCALE).any():
         raise DeclinedError("the product of its scales is too small for float32")
@@ -146,7 +146,7 @@ def _is_power_of_two(numbers: npt.ArrayLike) -> bool:
 
 
 def _real_bias(value: ir.Value) -> tuple[ir.Value | None, npt.NDArray[np.float64]]:
-    """Return what a bias stands for in double precision, and its codes if it has some."""
+    """Return the codes of a bias, if it has some, and its values in double precision."""
     read = dequantized(value.producer())
     if read is None or not is_native_dequantize(read.node):
         array = constant(value)
@@ -190,10 +190,10 @@ def reduce_mean(coded: CodedNode) -> Operation:
 
 
 def softmax(coded: CodedNode) -> Operation:
-    """Write QLinearSoftmax, which asks for the opset because older ones flatten the axes from `axis` on.
+    """Write QLinearSoftmax. It has the opset as an attribute, because older Softmax flatten the axes from `axis` on.
 
-    It counts in whole steps of 1 / scale, and rounds that down: a scale of 1/255 in float32 is a little more than that
-    and would become 254 steps. The next smaller float32 gives the 255 that are meant.
+    The kernel counts 1 / scale whole steps and rounds that number down. A scale of 1/255 is slightly larger in float32
+    and would give 254 steps; the next smaller float32 gives the intended 255.
     """
     axis = coded.node.attributes.get_int("axis", -1 if coded.opset >= 13 else 1)
     grid = coded.result.grid
@@ -201,7 +201,6 @@ def softmax(coded: CodedNode) -> Operation:
     if abs(float(grid.scale) * steps - 1.0) > 1e-6:
         raise DeclinedError("its integer operator needs a result whose scale is 1 divided by a whole number")
     scale = grid.scale
-    # See above: the kernel computes 1 / scale in float32 and truncates it.
     while np.floor(np.float32(1.0) / scale) < steps:
         scale = np.nextafter(scale, np.float32(0.0))
     inputs = [*coded.like_result(0).operands, NewConstant("result_scale", np.asarray(scale)), grid.operands[1]]
@@ -225,14 +224,14 @@ def concat(coded: CodedNode) -> Operation:
 
 
 def clip(coded: CodedNode) -> Operation:
-    """Write a Relu or Clip that stands alone: the codes themselves, cut off with the result, or another scale.
+    """Write a Relu or Clip that stands alone, as an Identity on the codes or as a change of scale.
 
-    QLinearLeakyRelu goes from one scale to another: with a slope of 0 it is Relu, with a slope of 1 nothing else.
+    QLinearLeakyRelu changes the scale: with a slope of 0 it is a Relu as well, with a slope of 1 it does nothing else.
     """
     source, bounds = coded.like_result(0), clip_bounds(coded.node)
     if bounds is None:
         raise DeclinedError("its bounds are not constant")
-    # The bounds are then those of the codes themselves, or cut off behind this node.
+    # The bounds are applied to the codes behind this node, unless they are the ends of the codes anyway.
     if source.grid.equals(coded.result.grid):
         return Operation("Identity", [source.codes], domain="")
     return _of_one(coded, "QLinearLeakyRelu", [ir.AttrFloat32("alpha", 0.0 if bounds[0] == 0.0 else 1.0)])
@@ -242,7 +241,7 @@ def _of_one(coded: CodedNode, op_type: str, attributes: list[ir.Attr] | None = N
     return Operation(op_type, [*coded.like_result(0).operands, *coded.result.grid.operands], attributes or ())
 
 
-# Operators that answer with a shape or an index, and the opset from which they take codes.
+# Operators whose results are shapes or indices, and the opset from which they take codes.
 READS = {"Shape": 1, "Size": 1, "ArgMax": 13}
 
 PADS_AT_RUNTIME = 11  # the opset from which the pads and sizes of Pad and Resize are inputs
@@ -332,9 +331,9 @@ def rule_of(node: ir.Node) -> Rule:
 
 
 def to_qoperator(model: ir.Model) -> list[Change]:
-    """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left.
+    """Turn a QDQ model into QOperator form in place; return a note, with the reason, for each node that was left.
 
-    Ranks and types that other tools did not write into the model are inferred if possible.
+    Ranks and types that are missing in the model are inferred if possible.
     """
     if any(value.shape is None for node in model.graph for value in node.outputs):
         InferShapes()(model)
@@ -347,39 +346,41 @@ class ToQOperator(Pass):
     """Write integer operators instead of DequantizeLinear, operator, QuantizeLinear.
 
     Cases:
-    - every data input is dequantized and every output quantized: one integer operator on the codes, with the Relu and
-      Clip nodes behind it, which cut off codes or are not needed at all;
-    - codes that are dequantized and quantized again with the same scale are taken over;
-    - an operator that asks for a shape or the index of the largest element reads codes;
+    - every data input is dequantized and every output quantized: one integer operator on the codes, and a Clip of codes
+      for the Relu and Clip nodes behind it, if one is needed at all;
+    - codes that are dequantized and quantized again with the same scale: both nodes are removed;
+    - an operator whose result is a shape or the index of the largest element: it reads codes;
     - declined: an operator without an integer twin, and whatever its twin cannot hold; it keeps its Q/DQ.
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every node of the main graph that reads or gives quantized values."""
+        """Visit every node of the main graph that reads or makes quantized values."""
         opset = main_opset(model)
         _join_idle_pairs(model.graph)
         for node in list(model.graph):
-            if node.graph is None or is_native_quantize(node) or is_native_dequantize(node) or not _is_quantized(node):
+            if node.graph is None or _is_pair_node(node) or not _is_quantized(node):
                 continue
-            coded = CodedNode(node, model.graph, opset)
             try:
-                if is_standard(node, *READS) and opset >= READS[node.op_type]:
-                    self._read(model, coded)
-                    continue
-                operation, results = rule_of(node)(coded), coded.results
+                self._convert(model, CodedNode(node, model.graph, opset))
             except DeclinedError as reason:
                 self.decline(node, str(reason))
-                continue
-            self._write(model, node, operation, results)
-        # Backwards: a DequantizeLinear goes after the QuantizeLinear that was its last reader.
+        # Backwards, so that a QuantizeLinear is removed before the DequantizeLinear that it read last.
         for node in reversed(list(model.graph)):
-            if (is_native_dequantize(node) or is_native_quantize(node)) and is_unused(node.outputs[0]):
+            if _is_pair_node(node) and is_unused(node.outputs[0]):
                 remove_node(model.graph, node)
         if any(node.domain == MICROSOFT.domain for node in model.graph):
             model.graph.opset_imports[MICROSOFT.domain] = 1
 
+    def _convert(self, model: ir.Model, coded: CodedNode) -> None:
+        """Let one node work on codes. DeclinedError leaves the model as it was."""
+        node = coded.node
+        if is_standard(node, *READS) and coded.opset >= READS[node.op_type]:
+            self._read(model, coded)
+        else:
+            self._write(model, node, rule_of(node)(coded), coded.results)
+
     def _read(self, model: ir.Model, coded: CodedNode) -> None:
-        """Let a node that gives no quantized value read codes."""
+        """Let a node whose result is not quantized read codes."""
         node = coded.node
         node.replace_input_with(0, self._value(model, node, coded.input(0).whole().codes))
         self.changed(node, f"{node.op_type} reads codes")
@@ -400,7 +401,7 @@ class ToQOperator(Pass):
             for obsolete in (*result.quantizers, *reversed(result.clips)):
                 remove_node(graph, obsolete)
         remove_node(graph, node)
-        # Only now is the name free.
+        # The name is free only now.
         new.name = name
         if is_standard(new, "Identity"):
             bypass(graph, new)
@@ -434,6 +435,10 @@ class ToQOperator(Pass):
         if isinstance(operand, NewConstant):
             return self.initializer(model, node, operand.role, operand.array)
         return operand
+
+
+def _is_pair_node(node: ir.Node) -> bool:
+    return is_native_quantize(node) or is_native_dequantize(node)
 
 
 def _is_quantized(node: ir.Node) -> bool:

@@ -3,15 +3,15 @@
 emulator = Emulator("model_int8.onnx", rounding="dpu")
 logits = emulator({"input": image})[0]
 
-An Emulator is called like a `Runner`, from any number of threads. `EmulatedValues` is asked for numbers by the names
-that they have in the file. `emulate` runs a model on data and says how far its answers are from those of onnxruntime,
-which runs the same file in float32, without integer kernels. With the rounding half-even both should agree to the last
-bit; with that of the DPU the difference is what the device will answer differently.
+An Emulator is called like a `Runner`, from any number of threads. `EmulatedValues` returns the numbers of values by
+their names in the file. `emulate` runs a model on data and compares its answers with onnxruntime, which runs the same
+file in float32, without integer kernels. With the rounding half-even both should agree to the last bit; with the
+rounding of the DPU the difference is how much the answers of the device differ from the file.
 
-A file is compiled into a program of integer steps first. The graph is walked once, in order. A QuantizeLinear becomes a
-shift with rounding, a DequantizeLinear nothing, and an operator between them its rule on integers (`INTEGER_RULES`). A
-node without integers around it, or without a rule, stays in float, on the device's host, and is listed with the reason.
-The program is an ONNX graph for onnxruntime; `fixed` says why its arithmetic is that of integers.
+First a file is compiled into a program of integer steps, in one walk through the graph. A QuantizeLinear becomes a
+shift with rounding, a DequantizeLinear nothing, and `INTEGER_RULES` has a rule for each operator between them.
+A node without integers around it, or without a rule, stays in float, on the device's host, and is listed with the
+reason. The program is an ONNX graph for onnxruntime; `fixed` says why it computes exactly like integer arithmetic.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class HeldCodes:
 
 @dataclass(eq=False)
 class IntegerProgram:
-    """What a quantized file computes, in integers.
+    """A quantized file, compiled to integers.
 
-    `codes` and `constants` have the names of the file's own values; `counters` are values of the program that count
-    the elements of a node that left int32.
+    `codes` and `constants` are by the names of values in the file. `counters` are values of the program that count, for
+    each node, the elements that left int32.
     """
 
     model: ir.Model
@@ -130,7 +130,7 @@ class _Compiler:
         return self._program
 
     def _clean_up(self, fetched: Sequence[ir.Value]) -> None:
-        """Remove what neither an output nor a fetched value needs."""
+        """Remove nodes that neither an output nor a fetched value needs."""
         graph = self._program.model.graph
         outputs = list(graph.outputs)
         graph.outputs.extend(fetched)
@@ -236,7 +236,7 @@ class _Compiler:
             self._program.float_steps.append(FloatStep(str(node.name), node.op_type, reason))
 
     def _decode_rest(self) -> None:
-        """Decode what is still read as in the file: by the bodies of an If or Loop, and as outputs of the model."""
+        """Decode values for readers outside the program: bodies of an If or Loop, and outputs of the model."""
         builder, graph = self._builder, self._program.model.graph
         builder.anchor = list(graph)[-1]
         known = [*builder.fixed, *builder.constants]
@@ -293,7 +293,7 @@ class Emulator:
         return dict(self._program.constants)
 
     def report(self) -> EmulationReport:
-        """Return what was done so far, over all runs."""
+        """Return the counts of all runs so far."""
         program = self._program
         with self._lock:
             overflows = {node: count for node, count in self._overflows.items() if count}
@@ -304,15 +304,14 @@ class Emulator:
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
     ) -> list[Array]:
-        """Return the outputs for one set of inputs; or what is named, outputs of the model and codes."""
+        """Return the outputs for one set of inputs, or the outputs and codes that `outputs` names."""
         wanted = list(outputs or self.outputs)
         codes = self._program.codes
         for name in wanted:
             if name not in codes and name not in self.outputs:
                 known = [*self.outputs, *codes]
                 raise UsageError(f"The model computes no codes '{name}'.{nearest(name, known)} `tensors` lists them.")
-        # Fetching a value inside keeps onnxruntime from fusing across it, so the slower session is made only if it is
-        # needed.
+        # Fetching an inner value keeps onnxruntime from fusing across it: that slower session is made only if needed.
         runner = self._plain if set(wanted) <= set(self.outputs) else self._detailed
         held = [name if name in self.outputs else codes[name].held for name in wanted]
         results = self._run(runner, feeds, origin, held)
@@ -339,7 +338,7 @@ class Emulator:
 
     @cached_property
     def _plain(self) -> Runner:
-        """Fetch the model's outputs only, so that onnxruntime may fuse what is between them."""
+        """A session that fetches only the model's outputs, so that onnxruntime may fuse everything inside."""
         return Runner(self._program.model, [*self.outputs, *self._program.counters.values()])
 
     @cached_property
@@ -349,7 +348,7 @@ class Emulator:
 
 
 class EmulatedValues:
-    """Outputs, and what DequantizeLinear makes of codes, of a model in memory, which stays as it is."""
+    """The outputs and dequantized values of a model in memory, which stays as it is."""
 
     def __init__(self, model: ir.Model, rounding: DeviceRounding) -> None:
         """Compile `model`; raise ModelError if the emulator does not take it."""
@@ -448,7 +447,7 @@ def _sum(one: OutputDifference, other: OutputDifference) -> OutputDifference:
 
 
 def check_emulable(recipe: Recipe) -> None:
-    """Raise UsageError if the recipe rounds as shifts do, and its numbers are not 8-bit integers that are shifted."""
+    """Raise UsageError if the recipe asks for the rounding of shifts, but not for 8 bits with power-of-two scales."""
     if recipe.rounding == "half-even":
         return
     asked = f"Rounding {recipe.rounding} is that of shifts of 8-bit integers"

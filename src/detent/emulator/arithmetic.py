@@ -1,22 +1,22 @@
 """Elementwise operators on integers, and how an accumulator becomes codes.
 
 Add, Sub      shift read: the operands are brought to the finer of their positions by shifting left; then the sum.
-Mul           the positions add up. With a single number such as a device factor, what it and a pending division have in
-              common cancels.
+Mul           the positions add up. With a single number such as a device factor, its common factors with a pending
+              division cancel.
 LeakyRelu     (X * k) / 256 below zero: eight more positions.
 HardSigmoid   min(max(X + 3, 0), 6) / 6, in steps of the input; the file's factor behind it makes 1/6 2731/16384.
 Relu, Clip    the bounds, as integers in steps that are fine enough for them.
 
-None of them rounds: that is left to the QuantizeLinear behind, which the device does in the same step. It shifts to the
-right by `cut` positions, rounds and saturates:
+None of them rounds: that is left to the QuantizeLinear behind the operator, which the device computes in the same step.
+It shifts to the right by `cut` positions, rounds and saturates:
 
 half-even, as QuantizeLinear rounds: ties go to the even code.
 dpu, as the DPU of Phoenix was measured to do: (X + 2^(cut-1)) >> cut on the device, ties upwards, also below zero; the
-bias is in X, unrounded. What the host quantizes (the model's inputs, and what is computed in float between two parts on
-the device) is rounded half to even, as the file says.
+bias is in X, unrounded. Values that the host quantizes (inputs of the model, and results of float nodes between two
+parts on the device) are rounded half to even, as the file says.
 
-With codes low .. high, clipping before rounding gives what clipping after it does, because rounding is monotonic and
-leaves whole numbers alone; and onnxruntime clips inside its convolution.
+With codes low .. high, clipping before rounding gives the same as clipping after it, because rounding is monotonic and
+keeps whole numbers; and onnxruntime fuses such a Clip into its convolution.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def clip(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     for bound, harmless in ((low, _at(low, operand) <= operand.low), (high, _at(high, operand) >= operand.high)):
         if not harmless:
             operand = operand.finer(fixed.exact_bound(bound, operand.position)[1])
-    # The ends of the range, clipped: as bounds they do what the file's do, and they are whole numbers.
+    # The clipped ends of the range have the same effect as the bounds of the file, and are whole numbers.
     ends = [int(min(max(end, _at(low, operand)), _at(high, operand))) for end in (operand.low, operand.high)]
     if ends == [operand.low, operand.high]:
         return operand

@@ -2,19 +2,19 @@
 
 In the file, a code stands for the integer code - zero_point, and that for (code - zero_point) * 2^-position (`Grid`).
 The device has 8-bit operands around zero: int8 with zero point 0, and uint8 with zero point 128, are the same integers
--128 .. 127. Everything else is refused here, with the name of the tensor and what to do.
+-128 .. 127. Other codes are refused here, with the name of the tensor and what to do.
 
-In the program, a tensor is of integers X in low .. high, and stands for X * 2^-position / divisor (`Fixed`). It is held
-in onnxruntime as X * 2^-shift in float32 or, if `wide`, in float64. The factor 2^-shift changes exponents, not digits.
+In the program, a tensor consists of integers X in low .. high, which stand for X * 2^-position / divisor (`Fixed`).
+onnxruntime holds X * 2^-shift in float32 or, if `wide`, in float64. The factor 2^-shift changes exponents, not digits.
 
-float32 holds every integer below 2^24, float64 below 2^53. Products and sums of integers are integers; as long as no
-result, and no partial sum of it in whatever order, can reach that limit, none of them is ever rounded: each has the
-value that an integer register of as many bits would hold. The limits follow from the ranges of the operands and, for
-a layer, from its very weights: sum |w| * max |x| + |bias| for each output channel. Where 2^24 may be reached, a
-program computes in float64, or in parts that stay below it. Nothing is assumed about the data.
+float32 holds every integer up to 2^24, float64 up to 2^53. Products and sums of integers are integers; as long as no
+result, and no partial sum in any order, can reach that limit, nothing is ever rounded: each has the value that an
+integer register of as many bits would hold. The limits follow from the ranges of the operands and, for a layer, from
+its weights: sum |w| * max |x| + |bias| for each output channel. If 2^24 may be reached, the program computes in
+float64, or in parts that stay below it. Nothing is assumed about the data.
 
-The device accumulates in int32. If `low` and `high` lie within it, no overflow is possible; elsewhere a program counts
-the elements that leave it.
+The device accumulates in int32. If `low` and `high` lie within int32, no overflow is possible; otherwise the program
+counts the elements that leave it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from detent.qdq.families import computes_on_codes, is_native_dequantize, is_nati
 from detent.qdq.reader import dequantized, params_of
 
 NARROW_LIMIT = 1 << 24  # float32 holds every whole number below
-WIDE_LIMIT = 1 << 53  # float64 does
+WIDE_LIMIT = 1 << 53  # the same for float64
 INT32_LOW, INT32_HIGH = -(1 << 31), (1 << 31) - 1
 
-# No device shifts this far: positions so far apart are a fault of the file, and would leave float64 at once.
+# No device shifts this far: positions so far apart are an error in the file, and would exceed float64 at once.
 FARTHEST_SHIFT = 40
 
 
@@ -65,11 +65,11 @@ class Fixed:
 
     @property
     def unit(self) -> int:
-        """The held numbers count in 2^-unit."""
+        """The numbers are held in units of 2^-unit."""
         return self.position - self.shift
 
     def finer(self, bits: int) -> Fixed:
-        """Count the same numbers in steps 2^bits times as fine. What is held stays as it is."""
+        """Return the same numbers in steps 2^bits times as fine. The held floats stay as they are."""
         if bits > FARTHEST_SHIFT:
             raise NotIntegerError(f"its positions are {bits} apart, which no shift of the device spans")
         return replace(
@@ -95,7 +95,7 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """Integers that are known: they stand for integers * 2^-position."""
+    """Known numbers: integers * 2^-position."""
 
     integers: npt.NDArray[np.int64]
     position: int
@@ -155,10 +155,10 @@ def average_of(count: int, total: Fixed) -> Fixed:
 
 
 def times_constant(value: Fixed, factor: Constant) -> tuple[int, Fixed]:
-    """Multiply by one known number: return what to multiply the integers by, and the result without its value.
+    """Multiply by one known number: return the factor of the integers, and the product, whose `value` is to be set.
 
-    What the factor and the divisor have in common cancels: an average, multiplied by its device factor, is the sum
-    times a whole number.
+    Common factors of the number and the divisor cancel: an average, multiplied by its device factor, is the sum times a
+    whole number.
     """
     number = int(factor.integers.reshape(-1)[0])
     common = math.gcd(number, value.divisor)
@@ -172,10 +172,10 @@ def times_constant(value: Fixed, factor: Constant) -> tuple[int, Fixed]:
 
 @dataclass(eq=False)
 class ProgramBuilder:
-    """A model that is compiled in place: new nodes go before the node of the file that they stand for, the `anchor`.
+    """A model that is compiled in place: new nodes go before the node of the file that they replace, the `anchor`.
 
-    Values of the file that hold integers are known here as `Fixed` or `Constant`; all others are float and stay as they
-    are. Reading an integer tensor as float decodes it, once.
+    Values of the file that hold integers are in `fixed` or `constants`; all others are float and stay as they are.
+    Reading an integer tensor as float decodes it, once.
     """
 
     model: ir.Model
@@ -245,7 +245,7 @@ class ProgramBuilder:
         return replace(operand, value=self.node("Cast", [operand.value], to=ir.DataType.DOUBLE.value), wide=True)
 
     def in_unit(self, operand: Fixed, unit: int) -> Fixed:
-        """Hold the same integers as numbers that count in 2^-unit."""
+        """Hold the same integers in units of 2^-unit."""
         if operand.unit == unit:
             return operand
         # Multiplying by a power of two is exact in float, and onnxruntime has no kernel for shifts of floats.
@@ -257,7 +257,7 @@ class ProgramBuilder:
         key: Fixed | Constant | None = self.fixed.get(value) or self.constants.get(value)
         if key is None:
             return value
-        # Several float nodes may read one tensor; it is decoded for all of them once.
+        # Several float nodes may read one tensor: it is decoded once.
         if key not in self._decoded:
             self._decoded[key] = self._decode(self.integers(value))
         return self._decoded[key]

@@ -1,17 +1,17 @@
 """Layers on integers, pools, and operators that move integers.
 
-A layer sums products of codes in the accumulator, and its bias is shifted to them. With positions in, weight and bias,
-products count in 2^-(in + weight). If that is the finer of both steps, the bias is shifted left to it, by
-in + weight - bias; if the bias is finer, the products are. Either way nothing is lost. The accumulator is held in steps
-of the layer's output: its weights are multiplied by 2^-cut beforehand, with cut = in + weight - out. That changes
-exponents only, and saves a pass over the result.
+A layer sums products of codes in the accumulator, and adds its bias. With positions in, weight and bias, products have
+the unit 2^-(in + weight). If that is finer than the unit of the bias, the bias is shifted left by in + weight - bias;
+otherwise the products are shifted. Either way nothing is lost. The accumulator is held in steps of the layer's output:
+its weights are multiplied by 2^-cut beforehand, with cut = in + weight - out. That changes exponents only, and saves a
+pass over the result.
 
 Whether float32 is exact is decided from the weights themselves (see `fixed`). If it may not be, Gemm and MatMul compute
-in float64, and a Conv, which onnxruntime has in float32 only, is cut along its input channels into parts that are exact
-and are added up in float64.
+in float64. onnxruntime has Conv in float32 only, so a Conv is cut along its input channels into parts that are exact,
+and these are added up in float64.
 
-A move of codes is the operator itself on the integers. An average is a sum with a division pending: the device factor
-behind it in the file, n * k / 2^m for n elements, turns it into the sum times k and a shift by m.
+Operators that move codes run on the integers as they are. An average is a sum with a pending division. The device
+factor behind it in the file, n * k / 2^m for n elements, turns it into the sum times k and a shift by m.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 class IntegerLayer:
     """A layer's operands in the steps of its accumulator.
 
-    `weights` have their output channels in front and all that is summed behind: [channels, ...].
+    `weights` are [output channels, ...]; the products along all other axes are summed.
     """
 
     source: fixed.Fixed
@@ -50,7 +50,7 @@ class IntegerLayer:
     unit: int
 
     def magnitudes(self) -> Integers:
-        """Return for each output channel what no partial sum of its products exceeds."""
+        """Return for each output channel a bound on every partial sum of its products."""
         sums: Integers = np.abs(self.weights).reshape(len(self.weights), -1).sum(1)
         return sums * self.source.reach
 
@@ -99,7 +99,7 @@ class IntegerLayer:
 
 
 def landing(value: ir.Value) -> int | None:
-    """Return the position of the codes that a value becomes, if it only passes activation functions on the way."""
+    """Return the position of the codes that a value is rounded to, if only activation functions are in between."""
     while len(value.consumers()) == 1 and not value.is_graph_output():
         consumer = value.consumers()[0]
         if is_native_quantize(consumer):
@@ -128,7 +128,7 @@ def _layer(
     if biases.size not in (1, len(weights)):
         raise fixed.NotIntegerError("its bias differs from row to row")
     reached = landing(node.outputs[0])
-    # Counted in steps of the result, most sums are small floats, and the rounding behind them is a plain rint.
+    # In steps of the result most sums are small floats, and the rounding behind the layer is a plain rint.
     unit = position if reached is None else reached
     return IntegerLayer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
 
@@ -173,7 +173,7 @@ def _parts(layer: IntegerLayer) -> list[tuple[int, int]]:
 
 
 def conv_transpose(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Compile ConvTranspose: an output sums at most all that its channel has weights for."""
+    """Compile ConvTranspose. An output sums at most one product for each weight of its channel."""
     groups = node.attributes.get_int("group", 1)
 
     def channels_first(weights: Integers) -> Integers:
@@ -215,7 +215,7 @@ def matmul(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     return product(builder, node.op_type, first, second, -reach, reach).checked()
 
 
-# A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24.
+# Rounding recovers a whole number below this after a division and a multiplication with relative errors of 2^-24.
 _RECOVERABLE = 1 << 22
 
 
@@ -270,10 +270,10 @@ def pad(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def average_pool(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
-    """Compile AveragePool with as many elements in every window.
+    """Compile AveragePool with the same number of elements in every window.
 
-    onnxruntime has no sum over windows. It sums whole numbers exactly and divides; multiplied by the number of
-    elements and rounded, its mean is that sum again.
+    onnxruntime has no sum over windows. Its mean is an exact sum of whole numbers, divided; multiplied by the number of
+    elements and rounded, it gives that sum again.
     """
     operand = builder.narrow(node.inputs[0])
     padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")

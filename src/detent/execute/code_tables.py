@@ -1,8 +1,8 @@
-"""Values that are functions of the codes of another one: a table of 256 entries instead of an array for every sample.
+"""Values that are functions of the codes of another value: a table of 256 entries instead of an array per sample.
 
-A device splits an activation into many operators, and rounds between them: x * sigmoid(x) is a HardSigmoid, a Mul by a
-constant and a Mul by x. All of them are elementwise, and all they read comes from the codes of one value. So each is
-computed once, on the 256 numbers that x may be, and a layer that reads the last of them looks its codes up:
+A device splits an activation into several operators and rounds between them: x * sigmoid(x) is a HardSigmoid, a Mul by
+a constant and a Mul by x. All of them are elementwise, and their inputs are functions of the codes of one value, the
+root. So each is computed once, on the 256 numbers that x can be, and a layer that reads the last looks up its codes:
 
     codes of x  ->  table of HardSigmoid  ->  table of Mul  ->  table of x * ...          table[codes]
 """
@@ -31,9 +31,9 @@ ELEMENTWISE = (
 
 @dataclass(frozen=True, eq=False)
 class CodeTable:
-    """A value that is looked up: `codes` has its code for each of the 256 that the entries of its root may be.
+    """A value that is looked up: `codes` has its code for each of the 256 codes of its root.
 
-    `root` are the codes of the root, sample by sample, of one byte each. They stay as long as a table of them does.
+    `root` holds the codes of the root for each sample, one byte each. They stay as long as a table refers to them.
     """
 
     root: Sequence[Any]
@@ -79,7 +79,7 @@ Compute = Callable[[Mapping[str, Array]], Sequence[Array]]
 
 
 class KnownFunctions:
-    """What nodes made of numbers. Layers with the same scales have the same activation: it is computed once."""
+    """A cache of node results. Layers with the same scales have the same activation: it is computed once."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Sequence[Array]] = {}
@@ -92,7 +92,7 @@ class KnownFunctions:
         results: Sequence[ir.Value],
         compute: Compute,
     ) -> Sequence[Array]:
-        """Return the results of nodes for one-dimensional feeds; by `compute` if these are not known."""
+        """Return the results of nodes for one-dimensional feeds; call `compute` if they are not known yet."""
         key = _identity(nodes, feeds, constants, results)
         if key not in self._known:
             self._known[key] = [np.asarray(array).reshape(-1) for array in compute(feeds)]
@@ -105,7 +105,7 @@ def _identity(
     constants: Callable[[ir.Node, int], Any],
     results: Sequence[ir.Value],
 ) -> bytes:
-    """Return bytes that differ when anything does that the results depend on: operators, numbers, who reads what."""
+    """Return a key of everything that the results depend on: operators, numbers, and how the nodes are connected."""
     numbered = {name: str(at) for at, name in enumerate(feeds)}
     parts: list[bytes] = [array.tobytes() for array in feeds.values()]
     for node in nodes:

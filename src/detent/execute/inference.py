@@ -1,7 +1,7 @@
 """Run models on named samples: in threads, with results in the order of the samples, and split into single samples.
 
-Answers are written into a new folder, which appears when it is complete or not at all. Outputs become .npy files under
-the names of their samples:
+Outputs are written into a new folder, which appears when it is complete or not at all, as .npy files under the names of
+their samples:
 
     photos/cat/1.jpg  ->  out/cat/1.npy                 a model of one output
                           out/cat/1/boxes.npy  ...      of several
@@ -34,7 +34,7 @@ from detent.observe.sources import RowSource
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AHEAD = 2  # items submitted per thread: one in work, and one that waits so that the thread never does
+AHEAD = 2  # items submitted per thread: one in work, and one waiting, so that the thread never waits
 
 
 def map_in_order(
@@ -97,7 +97,7 @@ def named_batches(source: Source) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A folder of outputs while it is written. `samples` has the sample of each file, the latter in small letters."""
+    """A folder of outputs while it is written. `samples` maps the name of each file, in lower case, to its sample."""
 
     folder: Path
     samples: dict[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class OutputFolder:
     def save(self, outputs: Mapping[str, Array], sample: str) -> list[str]:
         """Write the outputs of one sample. Return the names of the files."""
         stem = _stem(sample)
-        other = self.samples.setdefault(stem.lower(), sample)  # some file systems do not tell A from a
+        other = self.samples.setdefault(stem.lower(), sample)  # some file systems ignore case
         if other != sample:
             raise DataError(f"The outputs of {other} and {sample} would both be called {stem}.npy. Rename one of them.")
         single = len(outputs) == 1
@@ -114,7 +114,7 @@ class OutputFolder:
         for name, file in files.items():
             path = self.folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Not to the file itself: NumPy does not notice that the disk is full when the last bytes are written.
+            # np.save to the file itself would not report a disk that is full at the last bytes.
             whole = io.BytesIO()
             np.save(whole, outputs[name], allow_pickle=False)
             path.write_bytes(whole.getbuffer())
@@ -125,8 +125,8 @@ class OutputFolder:
 def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a folder that becomes `out` when the block ends; after an exception nothing is left of it.
 
-    `out` must be new or empty: files of another run would be taken for results of this one. With `overwrite` it may
-    hold files, and those of the same names are replaced.
+    `out` must be new or empty: files of another run could be mistaken for results of this one. With `overwrite` it may
+    hold files, and those with the same names are replaced.
     """
     filled = out.is_dir() and any(out.iterdir())
     if (out.exists() and not out.is_dir()) or (filled and not overwrite):
@@ -182,7 +182,7 @@ def _distinct(stems: Iterable[str]) -> list[str]:
     distinct = []
     for base in stems:
         stem, number = base, 1
-        while stem.lower() in used:  # some file systems do not tell A from a
+        while stem.lower() in used:  # some file systems ignore case
             number += 1
             stem = f"{base}_{number}"
         used.add(stem.lower())

@@ -1,12 +1,12 @@
 """Run a model and many variants of it, each changed in a few places, side by side in one walk through the graph.
 
-A variant reads other numbers than the model at some constants, or rounds some activations in another way. Up to its
-first change it is the model itself, and after its last change it is the model again, with other inputs. So
+A variant has other numbers than the model in some constants, or rounds some activations differently. Before its first
+change it is identical to the model, and after its last change it is the model with other inputs. So
 
 - before its first change a variant is not computed at all;
-- in a section of the graph where it changes something it is computed segment by segment, as the model itself is;
-- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster. If reading
-  the weights takes most of the time, several variants are stacked as a batch.
+- a section of the graph in which it changes something is computed segment by segment, as for the model itself;
+- a section in which only its inputs differ is run as a whole, which is faster in onnxruntime. If reading the weights
+  takes most of the time, several variants are stacked as a batch.
 
 On average half of the model is computed for each variant. All copies of a value are held until its last reader ran.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
-from detent.execute.quantized_walk import Program, Segment, cut_segments, needed_segments
+from detent.execute.quantized_walk import Program, Segment, count_readers, cut_segments, needed_segments, read_last
 from detent.graph.save import tensor_bytes
 from detent.graph.session import HUGE_MODEL
 from detent.graph.values import constant, is_constant
@@ -34,21 +33,21 @@ from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
 
 Array = npt.NDArray[Any]
-# For each value, the model's own copy and those of the variants that differ from it, by the variant's name.
+# For each value, the copies of the model (ITSELF) and of the variants that differ from it, by the variant's name.
 Copies = dict[str, dict[str, Any]]
 
 ITSELF = ""
 
 STACKED = 16  # copies that are computed at once if reading the weights takes most of the time
 
-HEAVY = 24  # a section is heavy if its weights have this many times the bytes of its inputs
+HEAVY = 24  # a section is heavy if its weights have more than this many times the bytes of its inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What differs from the model: constants that quantized nodes read, and how activations are rounded.
+    """Differences from the model: constants that quantized nodes read, and how activations are rounded.
 
-    None in `rounding` leaves an activation float that the model rounds.
+    None in `rounding` leaves an activation in float that the model rounds.
     """
 
     name: str
@@ -68,15 +67,15 @@ class Probe:
         computed = {str(value.name) for node in model.graph for value in node.outputs}
         self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
         segments = needed_segments(cut_segments(model, {*layout.sites, *self.outputs}), self.outputs)
-        # Activations are rounded between segments, so a model that rounds any has no longer sections.
+        # Activations are rounded between segments, so if the model rounds any, each segment is a section.
         together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
         cuts = range(0, len(segments), together)
-        self._readers = Counter(str(value.name) for segment in segments for value in segment.inputs)
+        self._readers = count_readers(segments)
         self._readers.update(self.outputs)
         self._sections = [_Section(segments[cut : cut + together], self._readers, layout) for cut in cuts]
         self._wholes = {section.whole for section in self._sections if len(section.segments) > 1}
         self._programs: dict[tuple[Segment, tuple[int, ...]], Program] = {}
-        # Each section is there twice, as a whole and in segments. Most of the time goes into wholes.
+        # Each section is loaded twice, as a whole and in segments. Most of the time goes into the wholes.
         self._copies = tensor_bytes(model) < HUGE_MODEL
         self._open_batch = all(_is_open(value) for value in model.graph.inputs)
         self._lock = threading.RLock()
@@ -96,10 +95,8 @@ class Probe:
                 self._advance(segment, held, [UNCHANGED, *changing], sample.origin)
                 if watch is not None:
                     watch(held)
-                for value in segment.inputs:
-                    readers[str(value.name)] -= 1
-                    if not readers[str(value.name)]:
-                        held.pop(str(value.name), None)
+                for name in read_last(segment, readers):
+                    held.pop(name, None)
             for name, copies in results.items():
                 held[name] |= copies
         names = (ITSELF, *(variant.name for variant in variants))
@@ -121,9 +118,8 @@ class Probe:
         self, section: _Section, held: Copies, variants: Sequence[Variant], origin: str
     ) -> dict[str, dict[str, Any]]:
         """Run a section for the variants that change nothing in it but have other inputs."""
-        names = [str(value.name) for value in section.whole.inputs]
-        results: Copies = {str(value.name): {} for value in section.whole.outputs}
-        differing = [variant for variant in variants if any(variant.name in held[name] for name in names)]
+        results: Copies = {name: {} for name in section.whole.made}
+        differing = [each for each in variants if any(each.name in held[name] for name in section.whole.read)]
         if differing and self._stacks(section, held, origin):
             for start in range(0, len(differing), STACKED):
                 self._compute_stacked(section.whole, held, differing[start : start + STACKED], origin, results)
@@ -138,18 +134,17 @@ class Probe:
 
     def _advance(self, segment: Segment, held: Copies, variants: Sequence[Variant], origin: str) -> None:
         """Run one segment for the model, and for the variants that differ in it or before it."""
-        names = [str(value.name) for value in segment.inputs]
-        read = _constants_of(segment, self._layout)
-        results: Copies = {str(value.name): {} for value in segment.outputs}
+        constants = _constants_of(segment, self._layout)
+        results: Copies = {name: {} for name in segment.made}
         for variant in variants:
-            differs = any(name in variant.constants for name in read)
-            if variant is UNCHANGED or differs or any(variant.name in held[name] for name in names):
+            differs = any(name in variant.constants for name in constants)
+            if variant is UNCHANGED or differs or any(variant.name in held[name] for name in segment.read):
                 self._compute(segment, held, variant, origin, results)
         for name, copies in results.items():
             self._put(held, name, copies, variants)
 
     def _compute(self, segment: Segment, held: Copies, variant: Variant, origin: str, results: Copies) -> None:
-        feeds = {str(value.name): _copy(held[str(value.name)], variant.name) for value in segment.inputs}
+        feeds = {name: _copy(held[name], variant.name) for name in segment.read}
         program = self._program(segment, feeds, variant)
         for name, result in zip(results, program(feeds, origin), strict=True):
             results[name][variant.name] = result
@@ -159,23 +154,20 @@ class Probe:
     ) -> None:
         """Run a segment for several variants at once, always filled up to the same number.
 
-        Kernels may sum in another order for another batch size, so results would otherwise depend on the neighbors.
+        Kernels may sum in another order for another batch size; then results would depend on the other variants.
         """
         filled = [*variants, *[variants[-1]] * (STACKED - len(variants))]
-        feeds = {
-            str(value.name): np.concatenate([_copy(held[str(value.name)], variant.name) for variant in filled])
-            for value in segment.inputs
-        }
+        feeds = {name: np.concatenate([_copy(held[name], variant.name) for variant in filled]) for name in segment.read}
         outputs = self._program(segment, feeds, UNCHANGED)(feeds, origin)
         for name, output in zip(results, outputs, strict=True):
             for variant, part in zip(variants, np.split(output, STACKED), strict=False):
                 results[name][variant.name] = part
 
     def _stacks(self, section: _Section, held: Copies, origin: str) -> bool:
-        """Tell whether copies can be stacked along the first axis and run faster so; tried once per section."""
+        """Tell whether copies can be stacked along the first axis and run faster that way; tried once per section."""
         with self._lock:
             if section.stacks is None:
-                copies = {str(value.name): held[str(value.name)][ITSELF] for value in section.whole.inputs}
+                copies = {name: held[name][ITSELF] for name in section.whole.read}
                 worth = self._open_batch and section.is_heavy(copies)
                 section.stacks = worth and self._keeps_rows_apart(section.whole, copies, origin)
             return section.stacks
@@ -191,13 +183,13 @@ class Probe:
         return all(
             isinstance(one, np.ndarray)
             and one.ndim > 0
-            and len(all_of_them) == STACKED * len(one)
-            and np.allclose(all_of_them[: len(one)], one, rtol=1e-3, atol=1e-4 * np.abs(one).max(initial=0.0))
-            for one, all_of_them in zip(alone, among, strict=True)
+            and len(several) == STACKED * len(one)
+            and np.allclose(several[: len(one)], one, rtol=1e-3, atol=1e-4 * np.abs(one).max(initial=0.0))
+            for one, several in zip(alone, among, strict=True)
         )
 
     def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
-        """Round the copies of a value, each as its variant does. A variant that begins to differ here gets a copy."""
+        """Round the copies of a value, each as its variant does. A variant that first differs here gets a copy."""
         usual = self._base.rounding.get(name)
         held[name] = {ITSELF: self._round(name, copies[ITSELF], usual)}
         for variant in variants:
@@ -238,18 +230,11 @@ class _Section:
 
     def __init__(self, segments: Sequence[Segment], readers: Mapping[str, int], layout: Layout) -> None:
         self.segments = segments
-        nodes = [node for segment in segments for node in segment.nodes]
-        made = {value: None for segment in segments for value in segment.outputs}
-        read = dict.fromkeys(value for segment in segments for value in segment.inputs)
-        inside = Counter(str(value.name) for segment in segments for value in segment.inputs)
-        inputs = [value for value in read if value not in made]
-        outputs = [value for value in made if readers[str(value.name)] > inside[str(value.name)]]
-        self.whole = segments[0] if len(segments) == 1 else Segment(nodes, inputs, outputs)
-        self.stacks: bool | None = None
-        read_by_nodes = (value for node in nodes for value in node.inputs if value is not None)
-        self._weights = sum(value.const_value.nbytes for value in read_by_nodes if value.const_value is not None)
-        self._holds = {str(value.name) for value in made}
-        self._holds.update(name for segment in segments for name in _constants_of(segment, layout))
+        self.whole = segments[0] if len(segments) == 1 else _joined(segments, readers)
+        self.stacks: bool | None = None  # not known yet
+        read = (value for node in self.whole.nodes for value in node.inputs if value is not None)
+        self._weights = sum(value.const_value.nbytes for value in read if value.const_value is not None)
+        self._changeable = {name for segment in segments for name in (*segment.made, *_constants_of(segment, layout))}
 
     def is_heavy(self, copies: Mapping[str, Any]) -> bool:
         """Tell whether reading its weights takes much longer than reading its inputs, so that stacking pays."""
@@ -261,7 +246,19 @@ class _Section:
 
     def changed_by(self, variant: Variant) -> bool:
         """Tell whether a variant changes something in it."""
-        return not (self._holds.isdisjoint(variant.constants) and self._holds.isdisjoint(variant.rounding))
+        return not (self._changeable.isdisjoint(variant.constants) and self._changeable.isdisjoint(variant.rounding))
+
+
+def _joined(segments: Sequence[Segment], readers: Mapping[str, int]) -> Segment:
+    """Return consecutive segments as one; its outputs are the values that something after them reads."""
+    made = [value for segment in segments for value in segment.outputs]
+    read = dict.fromkeys(value for segment in segments for value in segment.inputs)
+    inside = count_readers(segments)
+    return Segment(
+        [node for segment in segments for node in segment.nodes],
+        [value for value in read if value not in set(made)],
+        [value for value in made if readers[str(value.name)] > inside[str(value.name)]],
+    )
 
 
 def _is_open(value: ir.Value) -> bool:

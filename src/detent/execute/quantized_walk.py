@@ -1,22 +1,22 @@
 """One walk through the quantized model, all samples side by side, as the emitted file will compute it.
 
-The quantized prefix is kept and not computed again: at each node the activations that the quantized nodes before it
-give are at hand, on the *frontier*, and those that no later node reads are dropped. Activations that have codes are
-held as these, in a quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
+The quantized prefix of the model is never computed again: the activations that its nodes made and that later nodes read
+are held on the *frontier*, and dropped after their last reader. Activations that have codes are held as codes, in a
+quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
 
-A *segment* runs as one: a value that only one node reads, and that has no codes, stays inside. Each node whose results
-have no codes and one reader joins its reader's segment. So a segment is a tree that ends in one node, and everything it
-reads from outside was computed by segments that end earlier: they can run in the order of their last nodes. A Conv and
-the Relu fused behind it are one segment.
+A *segment* runs as one. Each node whose results have no codes and a single reader joins its reader's segment, and those
+results stay inside. So a segment is a tree that ends in one node, and its inputs are computed by segments that end
+earlier: segments can run in the order of their last nodes. A Conv and the Relu fused behind it are one segment.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -55,6 +55,16 @@ class Segment:
     inputs: Sequence[ir.Value]
     outputs: Sequence[ir.Value]
 
+    @cached_property
+    def read(self) -> list[str]:
+        """The names of the inputs."""
+        return [str(value.name) for value in self.inputs]
+
+    @cached_property
+    def made(self) -> list[str]:
+        """The names of the outputs."""
+        return [str(value.name) for value in self.outputs]
+
 
 def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
     """Cut the main graph into segments, in an order in which they can run."""
@@ -85,8 +95,19 @@ def needed_segments(segments: Sequence[Segment], outputs: Collection[str]) -> li
         results = [value for value in segment.outputs if value.name in needed]
         if results:
             kept.append(Segment(segment.nodes, segment.inputs, results))
-            needed.update(str(value.name) for value in segment.inputs)
+            needed.update(segment.read)
     return kept[::-1]
+
+
+def count_readers(segments: Iterable[Segment]) -> Counter[str]:
+    """Return how many segments read each value."""
+    return Counter(name for segment in segments for name in segment.read)
+
+
+def read_last(segment: Segment, readers: Counter[str]) -> list[str]:
+    """Subtract a segment from the readers of its inputs; return the inputs that no later segment reads."""
+    readers.subtract(segment.read)
+    return [name for name in segment.read if not readers[name]]
 
 
 class Program:
@@ -102,10 +123,10 @@ class Program:
         *,
         copies: bool = True,
     ) -> None:
-        """Load the nodes. `like` is what goes in, for the types.
+        """Load the nodes. `like` are example inputs, of which only the types matter.
 
-        Without `copies` of the weights, which are in the order in which products read them, it takes less memory and
-        more time.
+        With `copies`, onnxruntime copies the weights into the order in which its kernels read them, which takes memory
+        and saves time.
         """
         self._outputs = [str(value.name) for value in outputs]
         self._where = f"node '{nodes[-1].name}' ({nodes[-1].op_type})"
@@ -128,7 +149,7 @@ class Program:
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""
         try:
-            # Arithmetic makes numbers of arrays without axes.
+            # NumPy's arithmetic turns arrays without axes into scalars, which onnxruntime does not take.
             arrays = {name: np.asarray(it) if isinstance(it, np.generic) else it for name, it in feeds.items()}
             results: list[Any] = self._session.run(self._outputs, arrays)
         except runtime_errors() as error:
@@ -145,11 +166,11 @@ def _with_constants(
     """
     proto: onnx.NodeProto = ir.serde.serialize_node(node)
     for index, value in enumerate(node.inputs):
-        if constant(value) is not None:  # also that of a Constant node, in a model that was not prepared
+        if constant(value) is not None:  # an initializer, or a Constant node of a model that was not prepared
             name = f"{node.name}/{index}/constant"
             arrays[name] = np.asarray(constants(node, index))
             proto.input[index] = name
-    # A body knows it by its own name, also where the node has the same constant as an input.
+    # A body refers to a captured constant by its original name, even if the node also has it as an input.
     for value in captured_values(node):
         if is_constant(value) and value.const_value is not None:
             captured[str(value.name)] = ir.to_proto(value.const_value)
@@ -176,24 +197,21 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # the operators of layer
 
 
 class ParameterSearch(Protocol):
-    """Changes the parameters of values between their computation and their encoding.
-
-    It sees them for the first `samples`.
-    """
+    """Changes the parameters of values between their computation and their encoding."""
 
     @property
     def samples(self) -> int:
-        """How many samples it looks at."""
+        """How many samples it looks at, from the first on."""
 
     def __call__(self, found: Mapping[str, Sequence[Array]], rest: Sequence[ir.Node]) -> None:
         """Set the parameters of the values in `found`, given for each sample. `rest` are the nodes to come."""
 
 
 class Frontier:
-    """Values by name, each with an entry for every sample. A value that is quantized to integers is held as its codes.
+    """Values by name, each with an entry for every sample.
 
-    One that is a function of another's codes is looked up in these, one that is quantized to another format is held
-    rounded to it, and anything else as it is.
+    A value that is quantized to integers is held as codes. A function of another value's codes is looked up in a table.
+    A value of another format is held rounded to it, and any other value as it is.
     """
 
     def __init__(self, plan: Plan, samples: int) -> None:
@@ -217,16 +235,16 @@ class Frontier:
             entries[sample] = params.snap(result)
 
     def put_table(self, name: str, root: Sequence[Any], numbers: Array, plan: Plan) -> None:
-        """Hold a value by the number that it is for each code of its root, encoded as planned."""
+        """Hold a value as a table: `numbers`, encoded as planned, are the values for each code of its root."""
         params = plan.of(name)
         assert holds_integers(params), f"'{name}' has codes"
         self._params[name] = params
         self._tables[name] = CodeTable(root, encode_activation(numbers, params, plan.layout.ties_of(name)))
 
     def functions_of_one(self, names: Sequence[str]) -> tuple[Sequence[Any], dict[str, Array]] | None:
-        """Return the codes of the one value that all these are functions of, and their numbers for each such code.
+        """Return the codes of the root that all these values share, and their numbers for each code of it.
 
-        None if there is none, or if its codes have more than a byte.
+        None if they share none, or if its codes have more than a byte.
         """
         tables = [self._tables.get(name) or self._root(name) for name in names]
         known = [table for table in tables if table is not None]
@@ -238,7 +256,7 @@ class Frontier:
         return known[0].root, numbers
 
     def _root(self, name: str) -> CodeTable | None:
-        """Return a value of its own as a function of itself; None if it has no codes of one byte."""
+        """Return a value as a table of its own codes; None if it has no codes of one byte."""
         entries, params = self._held[name], self._params.get(name)
         if params is None or any(entry.dtype.itemsize > 1 for entry in entries):
             return None
@@ -250,7 +268,7 @@ class Frontier:
         return tuple((self._held[name] if table is None else table.root)[sample].shape)
 
     def get(self, name: str, sample: int) -> Any:
-        """Return what a node reads."""
+        """Return the numbers that a node reads."""
         table, params = self._tables.get(name), self._params.get(name)
         if table is not None and params is not None:
             return table.decode(sample, params)
@@ -270,7 +288,7 @@ class Frontier:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all values that are arrays, and of those that others are looked up by."""
+        """The memory of all arrays that are held, including the roots of tables."""
         held = [*self._held.values(), *(table.root for table in self._tables.values())]
         arrays = {id(entry): entry for entries in held for entry in entries if isinstance(entry, np.ndarray)}
         return sum(array.nbytes for array in arrays.values())
@@ -287,7 +305,7 @@ class QuantizedWalk:
     def __init__(
         self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0, watched: Collection[str] = ()
     ) -> None:
-        """Cut `model` into segments. The values `watched` are at hand at some time, even if they have no codes."""
+        """Cut `model` into segments. The values `watched` end a segment even if they have no codes."""
         self.model, self.plan = model, plan
         self._threads = threads or usable_cores()
         self.pool = ThreadPoolExecutor(self._threads)  # its threads end when the walk is no longer used
@@ -295,7 +313,7 @@ class QuantizedWalk:
         self.origins = origins
         self._functions = KnownFunctions()
         kept = {*watched, *(site.value for site in plan.layout.of_role(Role.ACTIVATION))}
-        # A layer is refined on its inputs, so these are at hand even if they have no codes (weights alone have).
+        # A layer is refined on its inputs, so these end a segment even if only weights have codes.
         layers = (node for node in model.graph if node.op_type in PRODUCTS and plan.layout.quantizes(node))
         kept |= {str(value.name) for node in layers for value in node.inputs if value is not None}
         self.segments = cut_segments(model, kept)
@@ -316,44 +334,48 @@ class QuantizedWalk:
     ) -> None:
         """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
 
-        `search` is called in between, before values are encoded. What none of the `wanted` values depends on is not
-        computed; without these, results that no node reads are not, unless there is a watcher.
+        `search` is called in between, before values are encoded. Only values that the `wanted` ones depend on are
+        computed. Without `wanted`, all are if there is a watcher, else those that some node reads.
         """
-        readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        readers = count_readers(self.segments)
         needed = self._needed(set(readers) if wanted is None and watch is None else wanted)
         for number, segment in enumerate(self.segments, 1):
             for node in segment.nodes:
                 visit(node)
             results = [value for value in segment.outputs if value.name in needed]
-            if results and not (search is None and self._look_up(segment, results)):
-                early: Sequence[Sequence[Any]] = ()
-                program = self._program(segment.nodes, results, [str(value.name) for value in segment.inputs])
-                if search is not None:
-                    early = list(self.pool.map(program, range(min(search.samples, self.frontier.samples))))
-                    rest = [node for later in self.segments[number:] for node in later.nodes]
-                    names = [str(value.name) for value in results]
-                    search(dict(zip(names, zip(*early, strict=True), strict=True)), rest)
-                self._advance(program, results, early)
+            if results and search is not None:
+                self._search(segment, results, search, self.segments[number:])
+            elif results and not self._look_up(segment, results):
+                self._advance(self._program(segment.nodes, results, segment.read), results, ())
             if watch is not None:
                 for value in results:
                     watch(str(value.name), self.frontier)
-            for value in segment.inputs:
-                readers[str(value.name)] -= 1
-                if not readers[str(value.name)]:
-                    self.frontier.drop(str(value.name))
+            for name in read_last(segment, readers):
+                self.frontier.drop(name)
+
+    def _search(
+        self, segment: Segment, results: Sequence[ir.Value], search: ParameterSearch, later: Sequence[Segment]
+    ) -> None:
+        """Compute results, and let `search` change their parameters before they are encoded."""
+        program = self._program(segment.nodes, results, segment.read)
+        early = list(self.pool.map(program, range(min(search.samples, self.frontier.samples))))
+        names = [str(value.name) for value in results]
+        rest = [node for each in later for node in each.nodes]
+        search(dict(zip(names, zip(*early, strict=True), strict=True)), rest)
+        self._advance(program, results, early)
 
     def _needed(self, wanted: Collection[str] | None) -> set[str]:
-        """Return the results that the wanted ones depend on, and these themselves; None wants all."""
+        """Return the wanted results and those that they depend on; None wants all."""
         segments = self.segments if wanted is None else needed_segments(self.segments, wanted)
-        return {str(value.name) for segment in segments for value in segment.outputs}
+        return {name for segment in segments for name in segment.made}
 
     def expected_bytes(self, feeds: Mapping[str, Any]) -> int | None:
-        """Return the most bytes that the frontier will hold for one sample, of these inputs, from the shapes of values.
+        """Return the most bytes that the frontier will hold for one sample with these inputs.
 
         None if some shape is only known after running.
         """
         sizes = _bound_sizes(self.model, feeds)
-        readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        readers = count_readers(self.segments)
         held = {str(value.name): self._held_bytes(value, sizes) for value in self.model.graph.inputs}
         most = 0
         for segment in self.segments:
@@ -362,10 +384,8 @@ class QuantizedWalk:
             if len(known) != len(held):
                 return None
             most = max(most, sum(known))
-            for value in segment.inputs:
-                readers[str(value.name)] -= 1
-                if not readers[str(value.name)]:
-                    held.pop(str(value.name), None)
+            for name in read_last(segment, readers):
+                held.pop(name, None)
         return most
 
     def _held_bytes(self, value: ir.Value, sizes: Mapping[str, int]) -> int | None:
@@ -391,7 +411,7 @@ class QuantizedWalk:
 
     def map(self, task: Callable[[int], Result]) -> list[Result]:
         """Run a task for each sample, in all threads; results are in the order of the samples."""
-        # Some samples at a time: most tasks are so short that handing each over would take as long.
+        # Several samples at a time: for most tasks, submitting each one alone would take as long as the task.
         parts = 2 * self._threads
         ends = [self.frontier.samples * part // parts for part in range(parts + 1)]
         shares = self.pool.map(lambda part: [task(at) for at in range(ends[part], ends[part + 1])], range(parts))
@@ -400,7 +420,7 @@ class QuantizedWalk:
     def _advance(
         self, program: Callable[[int], Sequence[Any]], wanted: Sequence[ir.Value], early: Sequence[Sequence[Any]]
     ) -> None:
-        """Put the results of all samples on the frontier; those of the first ones may be known already."""
+        """Put the results of all samples on the frontier; `early` are the results of the first ones, if known."""
 
         def step(sample: int) -> None:
             results = early[sample] if sample < len(early) else program(sample)
@@ -411,7 +431,7 @@ class QuantizedWalk:
 
     def _look_up(self, segment: Segment, results: Sequence[ir.Value]) -> bool:
         """Hold results as tables, if they are functions of the codes of one value; return whether they are."""
-        names = [str(value.name) for value in segment.inputs]
+        names = segment.read
         coded = all(
             str(value.name) in self.plan.layout.sites and holds_integers(self.plan.of(str(value.name)))
             for value in results
@@ -437,13 +457,13 @@ class QuantizedWalk:
         return lambda sample: program(self.feeds(names, sample), self.origins[sample])
 
     def feeds(self, names: Sequence[str], sample: int) -> Mapping[str, Any]:
-        """Return what nodes read of these values, for one sample."""
+        """Return the numbers of these values for one sample."""
         return {name: self.frontier.get(name, sample) for name in names}
 
     def constant(self, node: ir.Node, index: int) -> Any:
         """Return what a node of the emitted model reads at a constant input: encoded and decoded if it is quantized.
 
-        Numbers that were refined stand in for the model's own.
+        Refined numbers replace those of the model.
         """
         value = node.inputs[index]
         array, name = constant(value), "" if value is None else str(value.name)

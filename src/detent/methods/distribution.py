@@ -1,10 +1,10 @@
 """Distribution: a scale that gives the values the spread of a float8 format's own numbers.
 
     same:   scale = std(x) / std(f)                               f: all finite numbers of the format
-    p3:     scale = (std(cbrt(x)) / std(cbrt(f)))^3               for numbers that lie like the cubes of normal ones
+    p3:     scale = (std(cbrt(x)) / std(cbrt(f)))^3               for values distributed like cubes of normal ones
 
-Both scale with the data: twice the values, twice the scale. (onnxruntime's "p3" divides the deviation of the cube roots
-by that of the numbers themselves, which does not.)
+Both are proportional to the data: twice the values, twice the scale. (onnxruntime's "p3" is not: it divides the
+deviation of the cube roots by the deviation of the numbers themselves.)
 """
 
 from __future__ import annotations

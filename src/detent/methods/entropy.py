@@ -6,13 +6,13 @@ groups of equal size (to one bin), and the values of a group are spread evenly o
 
     KL(P, Q) = sum P log(P / Q)                              the window with the least wins, on ties the smallest
 
-Windows are ±i bins, from one bin per group up to everything; for an asymmetric format, what of it was observed. Where
-there are many, every few bins are tried and then every one beside the best. With running sums of counts, of occupied
-bins and of count * log(count), one window costs one logarithm per group. A group without values of its own, to which
-outliers are added, counts as 1e-4 of a value: enough to forbid nothing and to make it cost something.
+Windows are ±i bins, from one bin per group up to all bins; an asymmetric format cuts each to the observed range. If
+there are many windows, only every few bins are tried, and then each one next to the best. With running sums of counts,
+of occupied bins and of count * log(count), one window costs one logarithm per group. A group without values of its own,
+to which outliers are added, counts as 1e-4 of a value: that rules out no window, and still makes it cost something.
 
-Exact zeros are left out: every format represents zero, so no window loses any of them. Counted in, the spike that a
-Relu leaves at zero would make the narrowest window win, the only one where no neighbour shares its group.
+Exact zeros are left out: every format represents zero, so no window loses any of them. If they counted, the spike that
+a Relu leaves at zero would make the narrowest window win, the only one in which no neighbour shares its group.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class Entropy(Method):
     The distribution is taken over `bins` bins of equal width, and rounded to `quantized_bins` groups of them; 0 means
     one group for each code of the format, at most one for each bin.
 
-    With 128 and 128, as other tools have it, the only window with a bin for each group is the whole range: that is
-    MinMax with more work. 2048 bins leave windows to choose from, and a group per code makes the rounding that is
-    compared the one that will happen. (16-bit formats have more codes than bins: rounding loses nothing that could be
-    seen, and the whole range is the answer.)
+    With 128 and 128, as in other tools, the only window with a bin for each group is the whole range: MinMax with more
+    work. 2048 bins leave windows to choose from, and with one group per code the rounding that is compared is the one
+    that will happen. (16-bit formats have more codes than bins: no loss is visible, and the whole range wins.)
     """
 
     bins: int = 2048
@@ -126,7 +125,7 @@ def _best_window(counts: FloatArray, first: int, last: int, groups: int) -> tupl
 def _best_half(
     counts: FloatArray, sums: FloatArray, bounds: tuple[int, int], halves: range, groups: int
 ) -> tuple[int, float]:
-    """Return, of descending half widths, the one with the least divergence, and that."""
+    """Return the half width with the least divergence, and that divergence; on ties the last, since they descend."""
     middle = counts.size // 2
     least, best = np.inf, middle
     for half in halves:

@@ -43,8 +43,8 @@ class OfExtremes(Method):
 class MinMax(OfExtremes):
     """The whole observed range; with `moving_average`, the mean over the samples of each one's minimum and maximum.
 
-    The mean is that of all samples, whatever their order. (The averaging constant of other tools acts only between
-    the blocks of a calibration set that is collected in several; all that they collect at once is averaged as here.)
+    The mean is over all samples, so their order does not matter. (Other tools have an averaging constant, which acts
+    only between separately collected blocks of samples; within a block they average as here.)
     """
 
     moving_average: bool = False

@@ -1,28 +1,27 @@
 """MinMSE: the scale with the least sum of squared errors.
 
-On power-of-two scales, of five positions around the base one that with the least squared error wins: over all values
-("All"), over those within a percentage, the others being dropped and not clipped ("Percentile"), or over each sample
-apart, the position that won most often being taken ("MostCommon", on ties the larger scale).
+On power-of-two scales, the best of five positions around the base one is taken. The squared error is that of all values
+("All"), or of the values within a percentage, the others being dropped, not clipped ("Percentile"); or each sample
+votes for its own best position and the most common one is taken ("MostCommon", on ties the larger scale).
 
 On float scales the range is searched. The error is not smooth in its ends (values cross rounding thresholds), so:
 
 1. Candidates over the whole plane. Symmetric: thresholds t, in even steps from the largest magnitude A down to A / 2
-   and by a constant ratio from there down to A / 2^13. Asymmetric: the best pair of such ends under the smooth
-   approximation `noise s^2 / 12 + clipped tails`, and windows of 50 to 100 percent of the range. In both cases the
-   ranges of some percentiles too.
-2. From the best of them, a pattern of neighbours whose spacing halves each time.
+   and by a constant ratio from there down to A / 2^13. Asymmetric: the pair of such ends that is best under the smooth
+   approximation `noise s^2 / 12 + clipped tails`, and windows of 50 to 100 percent of the range. In both cases also
+   the ranges of some percentiles.
+2. From the best of them, a pattern of neighbours whose spacing shrinks each time.
 
 Every candidate is judged by its true error, so the result is never worse than any of them.
 
-The error of a grid is found in a few hundred steps, from running sums over weighted points.
-
-With S0, S1 and S2 the sums of counts, of values and of their squares, the values that round to n s have the error
+The error of a grid is computed from running sums over weighted points. With S0, S1 and S2 the sums of counts, of values
+and of their squares, the values that round to n s have the error
 
     sum (x - n s)^2 = S2 - 2 n s S1 + (n s)^2 S0
 
-so a grid costs as many look-ups as it has codes in reach, however many points there are. The sums up to a threshold
-inside a point follow from its even spread. Where the steps are far finer than the points' width, the rounding noise
-is s^2 / 12 for each value inside, and only the clipped tails and the values without width need a look-up.
+so a grid costs one look-up for each code in reach, however many points there are. The sums up to a threshold inside a
+point follow from its even spread. If the steps are far finer than the points are wide, the rounding noise is s^2 / 12
+for each value inside, and only the clipped tails and the points without width need a look-up.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ ROUNDS = 9  # of ever closer neighbours around the best start
 # A format for compiled code: its lowest, highest and middle code, and whether it is symmetric.
 Codes = tuple[float, float, float, bool]
 
-# Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them.
+# With up to this many bits a step is wider than a histogram's bin, whose values all round like its centre.
 BITS_WITHIN_BINS = 8
 
 

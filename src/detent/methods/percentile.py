@@ -3,15 +3,14 @@
     symmetric:    ±t, with t the least magnitude that at most n (100 - p) / 100 of the n values exceed
     asymmetric:   at most n (100 - p) / 200 values are below the range, and as many above
 
-Both ends are observed values. On a histogram they are the outer ends of the bins that hold these values, so that the
-range holds no less than it says, and it is at most a bin wider.
+Both ends are observed values. On a histogram they are the outer ends of the bins that hold these values, so the range
+holds at least p percent, and is at most a bin wider than needed.
 
-Where more than p percent of the values are zero, that range is nothing but zero and would erase the tensor: the
-percentage is then one of the others alone.
+If more than p percent of the values are zero, the range would be zero alone and erase the tensor. The percentage is
+then taken of the other values.
 
-LayerwisePercentile takes, of several percentages, the one whose parameters round the tensor with the least error. The
-error is that of the parameters which the range leads to, so a candidate is judged by what it will do: symmetric or not,
-with a float or a power-of-two scale.
+LayerwisePercentile tries several percentages and takes the one whose parameters round the tensor with the least error:
+candidates are compared by the scale and zero point that they lead to, not by the ranges themselves.
 """
 
 from __future__ import annotations
@@ -104,10 +103,10 @@ def percentile_ranges(points: base.Points, percentiles: Sequence[float], symmetr
     ranges = _ranges(points, percentiles, symmetric)
     if base.Range(0.0, 0.0) not in ranges:
         return ranges
-    of_the_others = _ranges(points.without_zeros(), percentiles, symmetric)
+    without_zeros = _ranges(points.without_zeros(), percentiles, symmetric)
     return [
         chosen if any(chosen) else base.Range(min(other.low, 0.0), max(other.high, 0.0))
-        for chosen, other in zip(ranges, of_the_others, strict=True)
+        for chosen, other in zip(ranges, without_zeros, strict=True)
     ]
 
 
@@ -131,8 +130,8 @@ def _allowed(points: base.Points, percentile: float, sides: int) -> int:
 
 
 def _ends(ends: base.FloatArray, counts: base.FloatArray, allowed: Sequence[int]) -> list[float]:
-    """Return, for each count in `allowed`, the first of the ascending `ends` that no more values are beyond."""
-    beyond = np.cumsum(counts[::-1])  # of the last one, two, three ... points
+    """Return, for each count in `allowed`, the first of the ascending `ends` with at most so many values beyond it."""
+    beyond = np.cumsum(counts[::-1])  # values in the last one, two, three ... points
     from_the_end = np.searchsorted(beyond, np.asarray(allowed, np.float64), side="right")
     places = np.maximum(ends.size - 1 - from_the_end, 0)
     return [float(end) for end in ends[places]]

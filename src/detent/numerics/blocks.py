@@ -12,15 +12,15 @@ BFP16 (no sub blocks), of `bit_width` = 9 + m bits, that is, an 8-bit shared exp
     E = the largest exponent, floor(log2|x|), of the finite elements; -127 where all are zero or subnormal
     step = 2^(E - m + 1)         y = step * clip(round(x / step), -(2^m - 1), 2^m - 1)
 
-Infinities and NaN stay as they are, and the others of their block do not notice them.
+Infinities and NaN stay as they are and do not affect the rest of their block.
 
-MX4, MX6 and MX9 are two-level: a sub block of neighbours that are all small has a finer step. Its shift of
-`sub_block_shift_bits` bits says how much finer:
+MX4, MX6 and MX9 have two levels: a sub block whose elements are all small has a finer step. Its shift, a number of
+`sub_block_shift_bits` bits, says how much finer:
 
     shift = min(E - E_sub, 2^sub_block_shift_bits - 1)         step = 2^(E - shift - m + 1)
 
-In this variant subnormals are zero, and an infinity or NaN has no code: it makes its whole block NaN.
-The sign of a result of zero carries no meaning.
+In this variant subnormals become zero, and an infinity or NaN has no code: it makes its whole block NaN.
+The sign of a zero result carries no meaning.
 
 # Microscaling (the OCP MX formats)
 
@@ -38,8 +38,8 @@ Small floats or integers that share a power-of-two scale.
     int8           127/64        0    (the multiples of 1/64 from -128/64)
 
 A float element is rounded half to even to its mantissa bits, to the spacing of the least exponent below that one, and
-saturates at the largest. Infinities and NaN stay as they are, and the others of their block do not notice them. The
-sign of a result of zero carries no meaning.
+saturates at the largest. Infinities and NaN stay as they are and do not affect the rest of their block. The sign of a
+zero result carries no meaning.
 
 The scale is stored as an 8-bit exponent, so none is below 2^-127. AMD Quark's operator goes lower (a block whose
 largest magnitude is below 2^(emax - 127) keeps more digits there than the format has), and turns finite int8 elements
@@ -217,7 +217,7 @@ class BlockFloat(BlockFormat):
 
     @property
     def bits(self) -> int:
-        """The bits of an element, its share of the exponent rounded up to the whole of it."""
+        """The bits of an element, counting the shared exponent as if each element had its own."""
         return self.bit_width
 
     @property
@@ -316,7 +316,7 @@ FLOAT_ELEMENTS: dict[str, FloatElement] = {
 
 @dataclass(frozen=True)
 class Microscaling(BlockFormat):
-    """Blocks of `block_size` elements of the type `element` with one scale. `rounding` is that of int8 elements."""
+    """Blocks of `block_size` elements of type `element` with one scale. `rounding` applies to int8 elements only."""
 
     kind: ClassVar[Literal["microscaling"]] = "microscaling"
     op_type: ClassVar[str] = "MXQuantizeDequantize"

@@ -2,15 +2,15 @@
 
     code = clip(round(x / scale) + zero_point, low, high)        x = (code - zero_point) * scale
 
-The quotient is that of two float32 numbers, as in onnxruntime's QuantizeLinear, so that a constant which is stored as
-codes equals the same constant quantized by the model. Codes of 32 bits are the exception: no operator quantizes to
-them, and a float32 quotient would lose their last bits, so theirs is a float64 one. The sum with the zero point is
-exact: float64 holds every code.
+The division is done in float32, as in onnxruntime's QuantizeLinear, so that a constant which is stored as codes equals
+the same constant quantized by the model. 32-bit codes are the exception: no operator quantizes to them, and float32
+would lose their last bits, so they are divided in float64. The sum with the zero point is exact: float64 holds every
+code.
 
 A scale is one number, one for each index along an axis, or one for each block of indices along it.
 `numerics.formats` has the same arithmetic compiled, for activations.
 
-What becomes of numbers halfway between two codes depends on who rounds:
+Numbers halfway between two codes (ties) are rounded differently by different devices:
 
     mode          -2.5   -1.5   -0.5    0.5    1.5    2.5     who rounds like this
     half_even       -2     -2      0      0      2      2     ONNX, onnxruntime, numpy: the default everywhere
@@ -127,14 +127,14 @@ def decode(codes: npt.ArrayLike, scale: npt.NDArray[Any], zero_point: npt.NDArra
 
 
 PART = 1 << 17
-"""Elements that are computed at a time. What lies between numbers and codes takes five times their memory; this much
-of it stays in the cache."""
+"""Elements that are computed at a time: intermediate arrays take five times the memory of the input, and those of one
+part stay in the cache."""
 
 Part = tuple[slice, ...]
 
 
 def _parts(shape: tuple[int, ...]) -> Iterator[Part]:
-    """Yield what divides an array of this shape into parts of at most about PART elements."""
+    """Yield indices that cut an array of this shape into parts of at most about PART elements."""
     size = math.prod(shape)
     if size <= PART:
         yield ()

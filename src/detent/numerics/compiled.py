@@ -26,7 +26,7 @@ _elsewhere: dict[str, threading.Event] = {}  # loops that another process compil
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a loop over arrays. Where no folder is writable to keep the code in, it is compiled in each run."""
+    """Compile a loop over arrays. If no cache folder is writable, it is compiled anew in each run."""
     return cast(Loop, _LazyLoop(loop, frozenset()))
 
 
@@ -39,14 +39,15 @@ def compiled_sums(loop: Loop) -> Loop:
 
 
 def known_to_numba(make: Callable[[], Any]) -> Any:
-    """Return what stands in a module for something that compiled loops call and only Numba can make, such as an
-    intrinsic. It is made when the first loop that calls it is compiled.
+    """Return a placeholder for something that only Numba can make, such as an intrinsic.
+
+    A module defines it under the name that its loops call; `make` runs when the first of these loops is compiled.
     """
     return _Later(make)
 
 
 def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> None:
-    """Wait, where one of these loops (module:name) is called, until `finished` has named it, or has ended."""
+    """Make calls of these loops (module:name) wait until `finished` has yielded the name, or has ended."""
     events = {name: threading.Event() for name in names}
 
     def listen() -> None:
@@ -61,9 +62,9 @@ def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> No
 
 
 def read_only(array: Numbers) -> Numbers:
-    """Return a view that cannot be written to.
+    """Return a read-only view.
 
-    Loops are compiled once for arrays that can be and once for those that cannot, and constants are of both kinds.
+    Numba compiles a loop once for writable arrays and once for read-only ones, and constants come as both.
     """
     view = array.view()
     view.flags.writeable = False
@@ -71,14 +72,14 @@ def read_only(array: Numbers) -> Numbers:
 
 
 class _Later:
-    """Stands for what `make` returns until it is needed."""
+    """A placeholder for what `make` returns."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._resolve = functools.cache(make)
 
 
 class _LazyLoop:
-    """Stands for a loop until it is called."""
+    """A loop that is compiled when it is first called."""
 
     def __init__(self, function: Any, liberties: frozenset[str]) -> None:
         functools.update_wrapper(self, function)
@@ -106,9 +107,9 @@ class _LazyLoop:
         with _LOCK:
             if self._made is None:
                 self._made = _compile(self._function, self._liberties)
-                # Numba compiles the calls of other loops only where their names stand for what it made itself. Only the
-                # names that this loop calls are replaced, each after those that it calls: another thread may call a
-                # loop by its name as soon as that stands for machine code.
+                # Numba compiles a call of another loop only if its name refers to a Numba dispatcher. So the names that
+                # this loop calls are replaced, each after the names that it calls itself: another thread may call a
+                # loop as soon as its name refers to machine code.
                 names: dict[str, Any] = getattr(self._function, "__globals__", {})
                 for name in _names_in(self._function.__code__):
                     if isinstance(value := names.get(name), (_LazyLoop, _Later)):
@@ -132,7 +133,7 @@ def _compile(function: Callable[..., object], liberties: frozenset[str]) -> Call
     FunctionCache: Any = caching.FunctionCache
 
     class Cache(FunctionCache):  # type: ignore[misc]
-        """A cache that is compiled anew where it cannot be read, and does without where it cannot be written."""
+        """A cache that treats unreadable entries as missing, and ignores failures to write."""
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             try:

@@ -36,7 +36,7 @@ _STORAGE: dict[str, type[Any]] = {
 
 _LARGEST = {"bfloat16": (2.0 - 2.0**-7) * 2.0**127, "float16": 65504.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 
-# What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere.
+# The magnitude that the largest value of a scaled 16-bit float is brought to. Relative precision is the same anywhere.
 REDUCED_RANGE = 2.0
 
 
@@ -44,8 +44,8 @@ REDUCED_RANGE = 2.0
 class FloatFormat(NumberFormat):
     """Floats of type `dtype`. `scaled` asks for a scale that is chosen from the data, in place of 1.
 
-    `clip` moves finite numbers past the largest one of bfloat16 or float16 to it, where they would become infinite.
-    The float8 formats always do so, with infinities too.
+    With `clip`, finite numbers beyond the largest bfloat16 or float16 become the largest instead of infinite. The
+    float8 formats always saturate, infinities included.
     """
 
     kind: ClassVar[Literal["float"]] = "float"
@@ -91,7 +91,7 @@ class FloatFormat(NumberFormat):
         return _LARGEST[self.dtype]
 
     def fit(self, low: float, high: float) -> FloatParams:
-        """Bring the largest magnitude to that of float8, and of a 16-bit float to REDUCED_RANGE; 1 for no range."""
+        """Scale the largest magnitude to the largest float8, or for 16 bits to REDUCED_RANGE; scale 1 for no range."""
         magnitude = max(-low, high)
         if not self.scaled or magnitude == 0.0:
             return FloatParams(self)

@@ -14,8 +14,8 @@ A power-of-two scale is the next one above. An int16 scale is the nearest M / 2^
 multiplier of 16 bits and a shift can replace the multiplication by a float. M = 0 is left out, since it would turn
 every number into zero; scales below 2^-16 become 2^-16, and those above 32767 become 32767.
 
-Activations are encoded by compiled loops: the arithmetic of `codec` in float32 throughout, saturating at the ends of
-the integer type, since QuantizeLinear has no other bounds. A device may round ties otherwise.
+Activations are encoded by compiled loops: the arithmetic of `codec` in float32 throughout, saturating at the bounds of
+the integer type, since QuantizeLinear has no others. Devices may round ties differently.
 
 The *position* p of a power-of-two scale is its number of fractional bits: the scale is 2^-p. Three ways to choose p for
 data whose largest magnitude is A, for a format with the codes low..high:
@@ -89,8 +89,8 @@ class IntegerFormat(NumberFormat):
 
     `symmetric` fixes the zero point: 0 for signed types, whose lowest code is then left unused so that a number and
     its negative are both on the grid; the middle code for unsigned ones. `scale` is any float, a power of two, or a
-    16-bit integer over a power of two ("int16"). `granularity` is "per_tensor", or for weights "per_channel" (each
-    output channel has a scale of its own) or "per_group:N" (each N weights of a channel that follow each other have).
+    16-bit integer over a power of two ("int16"). `granularity` is "per_tensor", or for weights "per_channel" (one
+    scale for each output channel) or "per_group:N" (one for each run of N weights within a channel).
     """
 
     kind: ClassVar[Literal["integer"]] = "integer"
@@ -213,8 +213,8 @@ class IntegerFormat(NumberFormat):
 class QuantParams(Params):
     """A format with its scale and zero point: scalars, or one of each per index along `axis`.
 
-    With a `block`, each run of so many elements along `axis` has one of each: then scale and zero point have the shape
-    of the tensor but for that axis, as ONNX's blocked quantization has them.
+    With a `block`, each run of `block` elements along `axis` has one of each. Scale and zero point then have the shape
+    of the tensor except along `axis`, as in ONNX's blocked quantization.
     """
 
     format: IntegerFormat
@@ -231,7 +231,7 @@ class QuantParams(Params):
     @classmethod
     def at(cls, fmt: IntegerFormat, position: int) -> QuantParams:
         """Return parameters for a whole tensor with the power-of-two scale 2^-position."""
-        return cls.of(fmt, math.ldexp(1.0, -position), fmt.middle)
+        return cls.of(fmt, scale_of(position), fmt.middle)
 
     @classmethod
     def stack(cls, channels: list[QuantParams], axis: int) -> QuantParams:
@@ -243,9 +243,9 @@ class QuantParams(Params):
     @property
     def position(self) -> int:
         """The p of a power-of-two scale 2^-p."""
-        mantissa, exponent = math.frexp(float(self.scale))
-        assert mantissa == 0.5, f"the scale {float(self.scale)} is not a power of two"
-        return 1 - exponent
+        position = position_of(float(self.scale))
+        assert position is not None, f"the scale {float(self.scale)} is not a power of two"
+        return position
 
     @property
     def span(self) -> tuple[float, float]:
@@ -286,11 +286,11 @@ class QuantParams(Params):
 
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         array = np.asarray(values)
-        # Most weights are within their codes, which the ends of each channel tell without a look at every number.
+        # The extremes of each channel usually show that nothing saturates, without a look at every number.
         if array.size and not self.block:
             others = tuple(axis for axis in range(array.ndim) if self.axis is None or axis != self.axis % array.ndim)
-            ends = np.stack([array.min(axis=others, keepdims=True), array.max(axis=others, keepdims=True)])
-            if np.isfinite(ends).all() and not any(self._beyond(end).any() for end in ends):
+            extremes = np.stack([array.min(axis=others, keepdims=True), array.max(axis=others, keepdims=True)])
+            if np.isfinite(extremes).all() and not any(self._beyond(each).any() for each in extremes):
                 return np.zeros(array.shape, np.bool_)
         return self._beyond(array)
 
@@ -328,7 +328,7 @@ Array = npt.NDArray[Any]
 
 
 def encode_activation(values: Array, params: QuantParams, ties: Rounding = "half_even") -> Array:
-    """Return the codes of an activation, in the format's type; `ties` are numbers halfway between two codes."""
+    """Return the codes of an activation, in the format's type; `ties` says how to round numbers halfway between two."""
     codes = np.empty(values.shape, params.format.dtype)
     limits = np.iinfo(codes.dtype)
     zero_point = int(params.zero_point)

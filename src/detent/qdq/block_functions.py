@@ -1,16 +1,17 @@
 """Block formats in one node, exact for every float32: BFPQuantizeDequantize (BFPFixNeuron) and MXQuantizeDequantize
 (MXFixNeuron). What they compute is in detent.numerics.blocks.
 
-**Powers of two.** The leading power of two of a number, 2^floor(log2|x|), without access to its bits: with p bits of
-precision, u = 2^-p,
+**Powers of two.** Standard operators have no access to the bits of a float. The leading power of two of x,
+2^floor(log2|x|), is computed with p bits of precision and u = 2^-p as
 
     t = (2^(p-1) + 1) x          t - (1 - u) t = the leading power of two of x, with its sign
 
-each operation rounded to nearest. (S. M. Rump's "unit in the first place".) A power of two times the first constant
-scales the result. It holds if neither t overflows nor its last bit underflows, so in float64 for every float32.
+each operation rounded to nearest. (S. M. Rump's "unit in the first place".) Multiplying the first constant by a power
+of two scales the result. This holds if t does not overflow and its last bit does not underflow: in float64, for every
+float32.
 
-**Infinities and NaN**, without Where, which costs as much as six additions: ThresholdedRelu(-|x|, alpha = -inf) is
--|x|, or 0 if x is not finite; and x - Clip(x, -largest, largest) is 0, or x itself if x is not finite.
+**Infinities and NaN** are kept without Where, which costs as much as six additions: ThresholdedRelu(-|x|, alpha = -inf)
+is -|x|, or 0 if x is not finite; and x - Clip(x, -largest, largest) is 0, or x itself if x is not finite.
 
 **Blocks.** If the length n of the axis is known, a few Reshapes with constant shapes cut a tensor into blocks. They
 copy (0) the dimensions before the axis and work out (-1) those behind it. For blocks of b along axis 1, with m
@@ -26,7 +27,7 @@ If n is not known, one body calculates everything from the shape, for any axis:
 
     Flatten to [outer, n * inner], Reshape to [outer, n, 1, inner], and the rest as above.
 
-An axis that is shorter than a block is one block as it is: zeros would change nothing, and only take time.
+An axis that is shorter than a block is one block and is not padded: zeros would change nothing and take time.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ EXPONENT_OF_ZERO = -127  # the exponent that zero and subnormal numbers count wi
 
 
 def largest_finite(body: Body, x: ir.Value, axis: int) -> ir.Value:
-    """Return the largest magnitude along an axis; what is not finite counts as 0."""
+    """Return the largest finite magnitude along an axis; infinities and NaN count as 0."""
     negative = body("ThresholdedRelu", body("Neg", body("Abs", x)), alpha=float("-inf"))
     return body("Abs", body.reduce("ReduceMin", negative, axis))
 
 
 def with_infinities(body: Body, y: ir.Value, x: ir.Value) -> ir.Value:
-    """Return `y`, which is finite, or x where x is not finite."""
+    """Return `x` where it is not finite, and `y`, which is finite, elsewhere."""
     return body("Add", y, body("Sub", x, body("Clip", x, -LARGEST, LARGEST)))
 
 
@@ -73,9 +74,9 @@ def compared(body: Body, op_type: str, x: ir.Value, limit: np.float32) -> ir.Val
 
 
 def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
-    """Return the leading powers of two of float32 numbers that are not negative, times 2^exponent, in float64.
+    """Return the leading powers of two of non-negative float32 numbers, times 2^exponent, in float64.
 
-    Those of zero and of subnormal numbers are 2^-127.
+    Zero and subnormal numbers count with 2^-127.
     """
     wide = body.cast(magnitudes, ir.DataType.DOUBLE)
     return body("Clip", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
@@ -84,7 +85,7 @@ def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
 def _leading_power(body: Body, x: ir.Value, precision: int, exponent: int) -> ir.Value:
     number = np.float32 if precision == 24 else np.float64
     scaled = body("Mul", x, number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
-    # 2t - (2 - 2u)t, not t - (1 - u)t: onnxruntime takes a factor of 1 - u for a 1, and leaves the multiplication out.
+    # 2t - (2 - 2u)t, not t - (1 - u)t: onnxruntime treats a factor of 1 - u as 1 and drops the multiplication.
     return body("Sub", body("Add", scaled, scaled), body("Mul", scaled, number(2 - 2.0 ** (1 - precision))))
 
 
@@ -92,7 +93,7 @@ def to_multiples(
     body: Body, x: ir.Value, step: ir.Value, low: float, high: float, rounding: Rounding = "half_even"
 ) -> ir.Value:
     """Return the multiples of `step`, low to high times it, that are nearest to `x`."""
-    # Clipping first gives the same, since low and high are whole numbers, and leaves no infinity to calculate with.
+    # Clipping before rounding gives the same, since low and high are whole numbers, and removes infinities.
     ratio = body("Clip", body("Div", x, step), np.float32(low), np.float32(high))
     return body("Mul", _rounded(body, ratio, rounding), step)
 
@@ -116,7 +117,7 @@ class KnownAxis:
 
     @property
     def label(self) -> str:
-        """A few words that no other layout with the same blocks has."""
+        """A suffix that tells this axis from others with the same blocks."""
         return f"_axis{self.axis}" + "_last" * self.last + f"_pad{self.missing}" * (self.missing > 0)
 
 
@@ -145,7 +146,7 @@ class BlockLayout:
 
     @property
     def label(self) -> str:
-        """A few words that no other layout has."""
+        """A suffix that is unique to this layout."""
         return "" if self.static is None else f"_of{self.size * self.inner_size}{self.static.label}"
 
     @property
@@ -163,7 +164,7 @@ class Blocks:
     _length: ir.Value | None = None
 
     def joined(self, body: Body, values: ir.Value, layout: BlockLayout) -> ir.Value:
-        """Join `values`, which are in blocks like these, to a tensor of the shape that was cut."""
+        """Join `values`, in blocks like these, into a tensor of the original shape."""
         static, ones = layout.static, [1] * len(self.axes)
         if static is None:
             assert self._length is not None
@@ -326,7 +327,7 @@ def _to_integers(body: Body, x: ir.Value, largest: ir.Value, fmt: blocks.Microsc
 def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: blocks.FloatElement) -> ir.Value:
     power = shared_power(body, largest, -element.greatest_exponent)
     scale = body.cast(body("Max", power, np.float64(2.0**blocks.LEAST_SCALE_EXPONENT)), ir.DataType.FLOAT)
-    # The largest element is on the grid, so that clipping may go before rounding; it leaves no infinity behind.
+    # The largest element is on the grid, so clipping may come before rounding; it removes infinities.
     ratio = body("Clip", body("Div", x, scale), np.float32(-element.largest), np.float32(element.largest))
     least_step = np.float32(2.0 ** (element.least_exponent - element.mantissa_bits))
     step = body("Clip", body("Abs", _leading_power(body, ratio, 24, -element.mantissa_bits)), least_step)

@@ -6,9 +6,9 @@ small floats a pair of Casts in standard operators, divided and multiplied by a 
              with a Conv to an operator that has no float8, and then not load its own result
 blocks       one node for both directions
 
-A constant behind linear operators and Casts is stored as codes. Behind a FixNeuron it is stored as float and rounded
-already. In a block format it is stored as float and not rounded, because rounding twice is not the same as once: if an
-element of MXINT8 becomes -2, the block has another exponent than before.
+A constant behind linear operators and Casts is stored as codes. Before a FixNeuron it is stored as rounded floats. In a
+block format it is stored as float and not rounded, because rounding twice differs from rounding once: if an element of
+MXINT8 becomes -2, its block gets another exponent.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class RoundingWriter(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PairWriter:
-    """Writes pairs of linear operators; without a family, in the one of onnxruntime that holds the type of the codes.
+    """Writes pairs of linear operators. Without a family, the native one that holds the type of the codes is used.
 
-    Nodes are named after the standard operators, or with `own_names` after those of the family.
+    Nodes are named after the standard operators, or with `own_names` after the operators of the family.
     """
 
     writer: GraphWriter

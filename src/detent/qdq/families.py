@@ -43,11 +43,11 @@ class OperatorName(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """The quantizing operators of one tool. A name that is empty is an operator that the family does not have.
+    """The quantizing operators of one tool. An empty name means that the family has no such operator.
 
     `code_types` maps each type of codes to the least opset of the model at which the family holds it;
-    `only_dequantized` are types that it reads and does not write. `layers` are operators beside the quantizing ones
-    that the other generation has under another name. `has_blocks`: a scale for each block along an axis.
+    `only_dequantized` are types that it reads and does not write. `layers` are other operators that the other
+    generation of the tools has under another name. `has_blocks`: it can have a scale for each block along an axis.
     """
 
     domain: str
@@ -121,9 +121,10 @@ _BLOCKS = {(family.domain, name) for family in FAMILIES for name in (family.bloc
 
 
 def native_family(dtype: str, opset: int, *, quantizes: bool) -> Family | None:
-    """Return the family of onnxruntime itself that holds codes of a type at an opset: ONNX's operators before its own.
+    """Return the family with kernels in onnxruntime that holds codes of a type at an opset; None if there is none.
 
-    A type that came to ONNX's operators late (16 bits with opset 21) is held by their twins in com.microsoft before.
+    ONNX's operators are preferred. Before the opset that brought a type to them (21 for 16 bits), their twins in
+    com.microsoft hold it.
     """
     # Standard operators first: device compilers know these, and not all know onnxruntime's.
     return next((family for family in (STANDARD, MICROSOFT) if family.holds(dtype, opset, quantizes=quantizes)), None)
@@ -160,7 +161,7 @@ def is_block_format(node: ir.Node | None) -> bool:
 
 
 def twin_name(node: ir.Node, family: Family) -> str | None:
-    """Return what a family calls the operator of a node that is one of the other generation, or None."""
+    """Return the name that a family has for a node's operator of the other generation; None for other operators."""
     other = {EXTENDED: VITIS, VITIS: EXTENDED}.get(family)
     if other is None or node.domain != other.domain or node.op_type not in other.operators:
         return None
@@ -201,7 +202,7 @@ ON_CODES: Mapping[str, OnCodes] = MappingProxyType(
 # Operators of dynamic quantization: scales are computed while the model runs.
 DYNAMIC = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
-# Operators that give elements of their first input and nothing new: they do the same to codes.
+# Operators that only select, repeat or rearrange elements of their first input: they can work on codes as well.
 MOVES_CODES = (
     "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "GatherElements", "GatherND",
     "Expand", "Tile", "Identity",
@@ -214,7 +215,7 @@ def on_codes(node: ir.Node) -> OnCodes | None:
 
 
 def computes_on_codes(node: ir.Node) -> bool:
-    """Return whether the node computes on codes, with scales that are constant or not."""
+    """Return whether the node computes on codes, whether its scales are constant or not."""
     return node.op_type in ON_CODES or node.op_type in (*DYNAMIC, "MatMulNBits")
 
 

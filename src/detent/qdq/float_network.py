@@ -1,8 +1,8 @@
 """The float network inside a quantized model, whoever wrote it, and the codes that each of its values has.
 
-Pairs of quantizing nodes disappear: readers of a rounded value read the value itself, which is noted to have codes. A
-weight that is stored as codes becomes a float constant of the same name. What is left is the network as its author
-knew it, and questions about a node (is its result quantized, at which position?) are questions about its values.
+Pairs of quantizing nodes disappear: readers of a rounded value read the value itself, and its codes are recorded. A
+weight that is stored as codes becomes a float constant of the same name. What remains is the network as its author knew
+it, and questions about a node (is its result quantized, at which position?) become questions about its values.
 
 | in the file                                              | becomes                                          |
 | -------------------------------------------------------- | ------------------------------------------------ |
@@ -20,9 +20,9 @@ Operators on codes are written out first: each is the float operator between Deq
     QLinearConv(x, s_x, z_x, w, s_w, z_w, s_y, z_y, b)
         = Q(Conv(DQ(x, s_x, z_x), DQ(w, s_w, z_w), DQ(b, s_x s_w)), s_y, z_y)
 
-Operators that only move values (Reshape, MaxPool, Concat with one scale, Clip between two codes) do it to codes as
-well: they are put between the same two nodes, with the scale and zero point of what they read. So all scales are where
-they are in a Q/DQ file. Operators without a form in `ON_CODES`, or with scales that are computed, stay as they are.
+Operators that only move values (Reshape, MaxPool, Concat with one scale, Clip between two codes) may read codes too:
+they are put between DQ and Q as well, with the scale and zero point of their input. So all scales are where they are in
+a Q/DQ file. Operators without a form in `ON_CODES`, or with scales that are computed, stay as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True, eq=False)
 class ValueCodes:
-    """How one value is stored: the type of its codes, scale and zero point if any, and the operator that says so."""
+    """How one value is stored: the type of its codes, scale and zero point if any, and the operator that rounds it."""
 
     dtype: str
     linear: LinearParams | None
@@ -66,7 +66,7 @@ class ValueCodes:
         return np.zeros(1, np.int64) if self.linear is None else self.linear.zero_point.reshape(-1).astype(np.int64)
 
     def same_as(self, other: ValueCodes) -> bool:
-        """Return whether a value in these codes is one in the others too."""
+        """Return whether both codes hold the same numbers."""
         if self.linear is None or other.linear is None:
             return self.linear is other.linear and self.dtype == other.dtype
         return self.linear.same_as(other.linear)
@@ -74,7 +74,10 @@ class ValueCodes:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedNetwork:
-    """A float network, and the codes of its values by name. `written` are the operators on codes that nodes were."""
+    """A float network, and the codes of its values by name.
+
+    `written` maps the name of a float node to the operator on codes that it replaces.
+    """
 
     model: ir.Model
     codes: Mapping[str, ValueCodes]
@@ -104,7 +107,7 @@ class _Reader:
         self.codes: dict[str, ValueCodes] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Take one node out, if it is one that quantizes."""
+        """Take one node out if it quantizes."""
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return
@@ -140,7 +143,7 @@ class _Reader:
             self._store(node, read.codes, params)
 
     def _cast(self, node: ir.Node, source: ir.Value) -> None:
-        """Take out a Cast between float types: it rounds at most."""
+        """Take out a Cast between float types, which does nothing but round."""
         target = ir.DataType(node.attributes.get_int("to", 0))
         before = source.dtype
         if target not in _FLOATS or before not in _FLOATS:
@@ -158,8 +161,8 @@ class _Reader:
         def decode() -> ir.TensorProtocol:
             return ir.tensor(linear.decode(held.numpy()).astype(np.float32))
 
-        # A check reads types and shapes; decoding all weights of a large model would cost seconds and four times its
-        # memory.
+        # Decoded lazily: the device check reads types and shapes alone, and decoding all weights of a large model
+        # would cost seconds and four times its memory.
         decoded = ir.LazyTensor(decode, dtype=ir.DataType.FLOAT, shape=shape, name=name)
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=decoded)
         output.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -172,7 +175,7 @@ class _Reader:
         output, known = node.outputs[0], self.codes.get(str(source.name))
         named = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
         changed = known is not None and codes is not None and not known.same_as(codes)
-        # Two names that users see cannot be joined into one value, and neither can two kinds of codes.
+        # One value can have neither two names that users see nor two kinds of codes.
         if changed or (output.is_graph_output() and named):
             self._convert(node, source, codes)
             return
@@ -198,7 +201,7 @@ class _Reader:
         self._note(identity.outputs[0], codes)
 
 
-# Endings of the names of codes; what is before them is the name of the float value.
+# Suffixes that other tools add to the name of a float value to name its codes.
 _SUFFIXES = ("_QuantizeLinear_Output", "_quantized")
 
 _CODED_NUMBERS = {"Clip": (1, 2), "Pad": (2,)}  # inputs that are codes without a scale of their own
@@ -219,7 +222,7 @@ class _Scale:
 
 
 def _write_out(model: ir.Model) -> dict[str, families.OperatorName]:
-    """Replace operators on codes in the main graph, in place; return which operator each node was, by name."""
+    """Replace operators on codes in the main graph, in place; return the replaced operators by the name of the node."""
     work = _WriteOut(model)
     for node in tuple(model.graph):
         work.visit(node)
@@ -236,7 +239,7 @@ class _WriteOut:
         self._scales: dict[ir.Value, _Scale] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Replace one node, if it is one on codes."""
+        """Replace one node if it works on codes."""
         form = families.on_codes(node)
         if form is not None:
             self._compute(node, form)
@@ -250,8 +253,8 @@ class _WriteOut:
         grids, result = [_scale_at(node, index + 1) for index in operands], _scale_at(node, form.result)
         scales = [constant(grid.scale) for grid in (*grids, result)]
         known = [scale for scale in scales if scale is not None]
-        # Computed scales, or onnxruntime's own layout after its optimizer: left as an operator on codes, which a check
-        # reports.
+        # Scales that are computed, or the layout of onnxruntime's optimizer: the operator stays, and the device check
+        # reports it.
         if len(known) < len(scales) or node.attributes.get_int("channels_last", 0) != 0:
             return
         inputs: list[ir.Value | None] = [input_at(node, index) for index in form.plain]
@@ -259,7 +262,7 @@ class _WriteOut:
             inputs.append(self._decoded(node, input_at(node, index), grid, _channel_axis(node) if number else 1))
         bias = None if form.bias is None else input_at(node, form.bias)
         if bias is not None:
-            # QGemm and QLinearConv give their bias no scale: by definition it is that of the products.
+            # The bias of QGemm and QLinearConv has no scale of its own: by definition it has the scale of the products.
             unit = np.float32(node.attributes.get_float("alpha", 1.0)) * known[0] * known[1]
             scale = add_initializer(self.graph, self._names.fresh(f"{bias.name}_scale"), np.asarray(unit, np.float32))
             inputs.append(self._decoded(node, bias, _Scale(scale, None), axis=0))
@@ -290,7 +293,7 @@ class _WriteOut:
         return self._float(decode.outputs[0], codes)
 
     def _replace(self, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], grid: _Scale) -> None:
-        """Replace a node by the float operator on these inputs, and quantize its results to the codes of the node."""
+        """Replace a node by the float operator on these inputs, and quantize its results to the node's codes."""
         attributes = [each for name, each in node.attributes.items() if name not in _NOT_THEIRS]
         floats = ir.Node("", op_type, inputs, attributes, name=node.name, num_outputs=len(node.outputs))
         self.graph.insert_before(node, floats)
@@ -306,9 +309,9 @@ class _WriteOut:
         self.graph.remove(node, safe=True)
 
     def _float(self, value: ir.Value, codes: ir.Value) -> ir.Value:
-        """Name and type a value as the float one that these codes stand for."""
+        """Give a value the name and type of the float tensor that these codes stand for."""
         name = str(codes.name)
-        # onnxruntime's quantizer names codes after the float tensor, and users know the latter.
+        # onnxruntime's quantizer names codes after the float tensor, which is the name that users know.
         for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
         value.name, value.type, value.shape = self._names.fresh(name), ir.TensorType(ir.DataType.FLOAT), codes.shape

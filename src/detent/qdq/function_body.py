@@ -1,4 +1,4 @@
-"""What the definitions of operators share: a body, written node by node, and reading the attributes of a call.
+"""Shared by the definitions of operators: a function body, written node by node, and reading a call's attributes.
 
 A body is written for the opset of the model that it goes into: onnx demands that an operator means the same in both.
 Attributes of the call are read with `ref`, so that one body serves all their values.
@@ -20,9 +20,9 @@ from detent.numerics.blocks import ROUNDING_MODES
 from detent.numerics.codec import Rounding
 from detent.qdq.families import OperatorName
 
-LABEL = "detent.body"  # the metadata key under which a function says which definition its body was written from
+LABEL = "detent.body"  # the metadata key that holds the label of the definition a function was written from
 
-# The opsets from which reductions take their axes as an input; before it, as an attribute.
+# The opsets from which reductions take their axes as an input; before, they are an attribute.
 _AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMin": 18}
 
 Argument = ir.Value | npt.NDArray[Any] | np.generic  # what a node reads: a value, or a constant
@@ -32,9 +32,9 @@ Argument = ir.Value | npt.NDArray[Any] | np.generic  # what a node reads: a valu
 class Definition:
     """What an operator does in one model: the body for the types and attributes of some of its nodes.
 
-    `label` are a few words that no other definition of the same operator has. `write` adds the nodes to a body and
-    returns the result. `attributes` are all that a call may have, with their defaults. `fallback` serves these nodes
-    and as many others as one body can, if more slowly.
+    `label` is unique among the definitions of one operator. `write` adds the nodes to a body and returns the result.
+    `attributes` are all that a call may have, with their defaults. `fallback` is slower and serves more nodes: as many
+    as one body can.
     """
 
     label: str

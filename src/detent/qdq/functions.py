@@ -4,14 +4,14 @@
 
 A compiler for an NPU sees the node that it knows; any other runtime executes the function of the same name.
 
-A body is written for what the model contains: for the type of the codes, for the attributes of a block format, for the
-axis and the remainder of its blocks where the shape is known. The batch, and whatever else is not known, may have any
-size but 0.
+A body is written for what the model contains: the type of the codes, the attributes of a block format, and, where the
+shape is known, the axis and the remainder of its blocks. The batch and every other unknown dimension may have any size
+but 0.
 
-Where the nodes of one operator would want several bodies, a more general and slower one serves them all, as long as the
-format is the same. Or else, if permitted, the others are overloads of the function, which nodes name in their field
-`overload` (since version 10 of ONNX's file format, to which such a model is raised). That is not the default, since
-onnxruntime 1.20 to 1.23 run any one of the overloads for all nodes, without a warning (1.31 honours them).
+If the nodes of one operator need different bodies, a more general and slower one serves them all, as long as the format
+is the same. If it is not, the others can become overloads of the function, which nodes name in their field `overload`
+(since version 10 of ONNX's file format, to which such a model is raised). That has to be permitted, because onnxruntime
+1.20 to 1.23 run any one of the overloads for all nodes, without a warning (1.31 honours them).
 
 Extended(De)QuantizeLinear and FixNeuron have a scale and a zero point, for more types than QuantizeLinear has:
 
@@ -23,8 +23,8 @@ bits (a quotient past 2^24, where float32 is no longer exact, saturates whatever
 they have 32. What a NaN becomes among integers is not defined.
 
 If the standard operators hold the type they are the whole body, so that onnxruntime finds its fused kernels.
-Elsewhere a scale per channel is reshaped to stand along `axis`, which costs nothing when shapes are static: it is
-folded when the model is loaded. A zero point of 0 and a scale of 1 go away in the same manner.
+Otherwise a scale per channel is reshaped to lie along `axis`, which costs nothing when shapes are static: it is folded
+when the model is loaded. So are a zero point of 0 and a scale of 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CODE_TYPES = _NARROW | _WIDE | _FLOATS
 
 
 def _standard(op_type: str, fallback: Definition | None = None) -> Definition:
-    """Define an operator as QuantizeLinear or DequantizeLinear: for all types that it has, scalar or per channel."""
+    """Define an operator as QuantizeLinear or DequantizeLinear, for all types that they have, scalar or per channel."""
 
     def write(body: Body) -> ir.Value:
         return body(op_type, *body.inputs, axis=ref("axis", "axis"))
@@ -202,12 +202,14 @@ READERS: Mapping[families.OperatorName, Reader] = MappingProxyType(
 
 
 def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.OperatorName]:
-    """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
+    """Add a function for every node of a foreign domain that has none yet, and the opset imports. In place, idempotent.
 
-    A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
-    permits several bodies for one operator where no general one serves (see above); the operators that have several are
-    returned. ModelError names a node whose operator, attributes or types have no definition, or would need a body of
-    its own without `overloads`.
+    Functions that the model brought along, and their nodes, are left alone. `overloads` permits several bodies for one
+    operator if no general one serves all nodes (see above); the operators that have several are returned.
+
+    Raises:
+        ModelError: A node whose operator, attributes or types have no definition, or that needs a second body without
+            `overloads`.
     """
     calls: dict[families.OperatorName, list[tuple[ir.Node, Definition]]] = {}
     for node in all_nodes(model):
@@ -216,7 +218,7 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.
             definition = _definition(node, model.graph.opset_imports[""])
             calls.setdefault(families.OperatorName.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
-        # What an earlier call wrote: the nodes may have changed since.
+        # Functions from an earlier call are written anew: the nodes may have changed since.
         for function in _functions_of(model, operator):
             if LABEL in function.metadata_props:
                 del model.functions[function.identifier()]
@@ -231,7 +233,7 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.
 def _unified(
     operator: families.OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
 ) -> list[tuple[ir.Node, Definition]]:
-    """Return the same nodes with one definition that serves them all, or with overloads one for each format."""
+    """Return the same nodes with one definition that serves them all, or with `overloads` one for each format."""
     if len({definition.label for _, definition in pairs}) == 1:
         return pairs
     general = [(node, definition.general) for node, definition in pairs]

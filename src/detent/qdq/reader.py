@@ -1,4 +1,4 @@
-"""What a quantizing node of any family computes with, to the bit as onnxruntime's kernels do.
+"""Read what a quantizing node of any family computes with, and compute it bit for bit like onnxruntime's kernels.
 
     encode(x) = saturate(round_half_even(x / scale) + zero_point)     in float32
     decode(q) = float32(q - zero_point) * scale
@@ -149,7 +149,7 @@ def params_of(node: ir.Node) -> LinearParams | None:
     if scale is None or (zero_point is None and input_at(node, 2) is not None):
         return None
     if zero_point is None:
-        # Without a zero point the operator means zero, and the type of the codes says itself.
+        # Without a zero point the operator means zero, and the type of the codes is found elsewhere.
         zero_point = np.zeros(scale.shape, _default_type(node))
     axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
     stored = tensor_of(node.inputs[0])
@@ -186,15 +186,15 @@ def _fix_neuron_params(node: ir.Node, scale: Array | None, zero_point: Array | N
 
 
 def _default_type(node: ir.Node) -> np.dtype[Any]:
-    """Return the type of codes that no zero point names."""
-    # Since opset 21 the type may stand in an attribute; before, only the zero point or the codes have it.
+    """Return the type of the codes of a node without a zero point."""
+    # Since opset 21 an attribute may name the type; before, only the codes themselves have it.
     named = ir.DataType(node.attributes.get_int("output_dtype", 0))
     if named != ir.DataType.UNDEFINED:
         return named.numpy()
     codes = node.inputs[0] if dequantize_family(node) else node.outputs[0]
     tensor = tensor_of(codes)
     known = tensor.dtype if tensor is not None else None if codes is None else codes.dtype
-    # uint8 is what ONNX prescribes if nothing says otherwise.
+    # ONNX prescribes uint8 if nothing else is given.
     return ir.DataType.UINT8.numpy() if known is None else known.numpy()
 
 

@@ -137,8 +137,8 @@ class Point:
 class DepthChart:
     """Values in the order of the network, a line for each series; None leaves a place empty.
 
-    Values that are not finite are at the edge. `limits` are heights with a line and what it means, if they are in
-    sight. Points with names are named along the axis, and so are the two lowest and the highest.
+    Values that are not finite are drawn at the edge. `limits` are heights that get a line, if they are in sight, and
+    the meaning of it. If points have names, some are named along the axis, and so are the two lowest and the highest.
     """
 
     series: Sequence[Sequence[Point | None]]
@@ -153,23 +153,22 @@ class DepthChart:
         limits = [each for each in self.limits if axis.low < each < axis.high]
         heights = [_percent(1 - axis.along(each)) for each in limits]
         parts += [tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range") for y in heights]
-        styles = [f"line s{number}" for number in range(len(self.series))]
         for number, line in enumerate(self.series):
-            placed = [
-                (_place(index, len(line)), 1 - axis.along(point.value), point)
-                for index, point in enumerate(line)
-                if point is not None
-            ]
-            parts.append(_curve(((x, y) for x, y, _ in placed), styles[number]))
-            radius = 3 if len(line) <= MANY else 2
-            parts += [
-                _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
-            ]
-            parts += self._extremes(placed)
-        # Not beside the lines: hundreds of dots would lie below the words.
+            parts += self._line(line, axis, f"s{number}")
+        # Limits are named in the legend: beside the lines, hundreds of dots would lie below the words.
         meanings = [legend_key("range", self.limits[each]) for each in limits]
-        legend = joined([_legend(self.names, styles), *meanings])
+        legend = joined([_legend(self.names, [f"line s{number}" for number in range(len(self.series))]), *meanings])
         return _figure(parts, "plot tall", f"{self.unit}, along the network", legend)
+
+    def _line(self, line: Sequence[Point | None], axis: Axis, style: str) -> Iterator[Markup]:
+        """Draw one series: a line, a dot for each point, and the names of its extremes."""
+        places = [_place(index, len(line)) for index in range(len(line))]
+        placed = [(x, 1 - axis.along(point.value), point) for x, point in zip(places, line, strict=True) if point]
+        yield _curve(((x, y) for x, y, _ in placed), f"line {style}")
+        radius = 3 if len(line) <= MANY else 2
+        for x, y, point in placed:
+            yield _dot(x, y, radius, point, f"dot {style}{' marked' if point.marked else ''}")
+        yield from self._extremes(placed)
 
     def _ticks(self) -> Iterator[Markup]:
         """Name a few places along the network: the first, the last and some between."""
@@ -195,7 +194,7 @@ class DepthChart:
 
 @dataclass(frozen=True)
 class HistogramChart:
-    """Counts on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
+    """Counts on a logarithmic axis, and the range that has codes; counts outside of it have another color."""
 
     shown: ActivationHistogram
     label: str
@@ -302,7 +301,7 @@ class IntervalChart:
 
 
 def front_of(candidates: Sequence[Estimate]) -> list[Estimate]:
-    """Return those that no other beats, the cheapest first: none costs as little and loses less, or the reverse."""
+    """Return the Pareto front, the cheapest first: for none of these another costs no more and loses less."""
     found: list[Estimate] = []
     for each in sorted(candidates, key=lambda candidate: (candidate.cost, candidate.loss)):
         if not found or each.loss < found[-1].loss:
@@ -312,7 +311,7 @@ def front_of(candidates: Sequence[Estimate]) -> list[Estimate]:
 
 @dataclass(frozen=True)
 class FrontChart:
-    """A dot for each candidate, a line for the interval of its loss, and the front as steps below and left of all."""
+    """A dot for each candidate, a line for the interval of its loss, and the Pareto front as steps."""
 
     candidates: Sequence[Estimate]
     cost: str

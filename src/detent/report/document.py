@@ -104,10 +104,9 @@ class Figure:
 class Column:
     """A column of a table.
 
-    `cell` makes its cell from the thing that a row is about. `meaning` explains it in a sentence. Narrow screens leave
-    out columns that are `minor`. `below` is the title of the small print that its cells have below them on a page; on a
-    terminal that is a column of its own. A terminal begins titles with a small letter, except those that are
-    `verbatim`.
+    `cell` makes the cell of an item. `meaning` explains the column in a sentence. Narrow screens leave out columns that
+    are `minor`. `below` is the title of the small print that cells have below them on a page; on a terminal that is a
+    column of its own. A terminal begins titles with a small letter, except those that are `verbatim`.
     """
 
     title: str
@@ -122,10 +121,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the key to sort by; without a key a cell comes after all others.
+    """The text that is shown, and the key to sort by; without a key a cell comes after all others.
 
     `name` says that the text is a name out of a model or folder. `below` is small print. `bar` is drawn instead of the
-    text, full at 1. `short` is what a terminal shows instead.
+    text, full at 1. `short` is the text for a terminal.
     """
 
     text: str
@@ -188,9 +187,9 @@ class Section:
 class Document:
     """Everything to say about one result.
 
-    `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
-    a summary of a few lines needs. A terminal ends with the lines of `closing`, at most three: what was written or
-    found, whether the device takes it, and what it cost with the command to type next.
+    `kind` names the action, `title` its object. `headline` and `about` describe the run. `verdict` and `figures` are
+    for a summary of a few lines. A terminal ends with the lines of `closing`, at most three: what was written or found,
+    whether the device takes it, and what it cost with the command to type next.
     """
 
     kind: str
@@ -230,7 +229,7 @@ def bar(value: float, share: float) -> Cell:
     return Cell("", value, bar=min(max(share, 0.0), 1.0))
 
 
-# What a column shows of the thing that a row is about: a path of attributes, or a function.
+# How a column takes its value from an item: a path of attributes, or a function.
 Getter = str | Callable[[Any], Any]
 
 
@@ -255,9 +254,9 @@ def figure(
     small: Callable[[Any], str] = lambda _: "",
     **more: Any,
 ) -> Column:
-    """Return a column of numbers, or None: `form` is how they are written, and `small` makes the small print below.
+    """Return a column of numbers, or None. `form` formats them, and `small` makes the small print below.
 
-    `text` writes a number that is shown with others of the row; it is given the whole item.
+    `text` replaces `form` if the text needs more than the number: it gets the whole item.
     """
     take, spell = _taker(get), form if callable(form) else f"{{:{form}}}".format
 
@@ -277,7 +276,7 @@ def table(what: str, columns: Sequence[Column | None], items: Iterable[Any], **m
 
 
 def _taker(get: Getter) -> Callable[[Any], Any]:
-    """Return what takes a value from an item. A path that leads through None ends there."""
+    """Return a function that takes a value from an item. A path of attributes ends at a None."""
     if not isinstance(get, str):
         return get
     names = get.split(".")

@@ -1,8 +1,8 @@
-"""Which function builds the document of which result; results as text, and as a page in one file that needs no other.
+"""The builder of the document of each result; results as text, and as a page in one self-contained file.
 
 Names of nodes, tensors and files are untrusted text. The templates escape every text (autoescape is on), and spell out
-what does not print. The script never turns text into markup, and the policy in the head lets no other script or style
-run than the two whose hashes it has. So no text of a model becomes markup or a script, and nothing is fetched.
+characters that do not print. The script never turns text into markup, and the policy in the head allows no script or
+style but the two whose hashes it has. So no text of a model becomes markup or a script, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def text_of(result: object, width: int = 120, *, verbose: bool = False) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-LARGE = 1_000_000  # letters of what rows open into, from which on it is deflated: 1,000 layers have three times that
+LARGE = 1_000_000  # characters from which the contents of rows are deflated: 1,000 layers have three times as many
 FEW = 12  # rows that are shown before the others are asked for
 
 # Where a long name may be broken: behind a separator, but not within a number.
@@ -111,7 +111,7 @@ _KINDS = {
 
 
 def write_page(result: object, path: str | Path) -> None:
-    """Write the page of a result, complete or not at all: of quantize, evaluate, compare, sensitivity or tune."""
+    """Write the page of a result of quantize, evaluate, compare, sensitivity or tune, complete or not at all."""
     write_text(page_of(result), Path(path))
 
 
@@ -173,7 +173,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _packed(markup: Markup) -> Markup:
-    """Return markup for the script to unpack if it is large. Nothing of it is shown before a row is opened."""
+    """Return markup packed for the script if it is large. None of it is shown before a row is opened."""
     if len(markup) < LARGE:
         return markup
     packed = base64.b64encode(zlib.compress(markup.encode(), 9)).decode()
@@ -181,7 +181,7 @@ def _packed(markup: Markup) -> Markup:
 
 
 def _finalize(value: Any) -> Any:
-    """Spell out what does not print in every text that a template shows."""
+    """Spell out characters that do not print in every text that a template shows."""
     return printable_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -192,5 +192,5 @@ def _own(name: str) -> str:
 
 
 def _hash(content: str) -> str:
-    """Return what allows an inline style or script of exactly this text."""
+    """Return the policy's source expression for an inline style or script of exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

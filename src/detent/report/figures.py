@@ -55,7 +55,7 @@ def printable_lines(text: str) -> str:
 
 
 def in_the_middle(text: str, most: int) -> str:
-    """Shorten a text in its middle: of a name, the beginning and the end tell more."""
+    """Shorten a text in its middle: the beginning and the end of a name tell more."""
     if len(text) <= most:
         return text
     tail = (most - 1) * 2 // 3
@@ -143,12 +143,12 @@ def command(*words: str | PathLike[str]) -> str:
 
 
 def _quoted_for_windows(word: str) -> str:
-    """Quote a word for cmd.exe and PowerShell. What they read within quotes too is "?", which patterns match."""
+    """Quote a word for cmd.exe and PowerShell. Characters that these interpret within quotes become the wildcard ?."""
     return word if re.fullmatch(r"[\w.:/\\=+-]+", word) else '"' + re.sub('["%$`!^]', "?", word).rstrip("\\") + '"'
 
 
 def recipe_words(recipe: Recipe) -> list[str]:
-    """Return the options that repeat a recipe, its steps and its device; RECIPE stands for one that has no name."""
+    """Return the options that repeat a recipe, its steps and its device; RECIPE stands for a recipe without a name."""
     device = ["--device", recipe.target] if recipe.target in GENERATIONS else []
     preset = PRESETS.get(recipe.name)
     if preset is None:

@@ -1,4 +1,4 @@
-"""The documents of what is only looked at: recipes, what a model contains, dumped codes, statistics, device checks."""
+"""The documents of listings: recipes, the contents of a model, dumped codes, statistics, device checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ One field:    detent quantize MODEL OUTPUT --recipe A8W8 --set weights.granulari
 
 
 def recipes_document(recipes: Sequence[Recipe]) -> doc.Document:
-    """Build a list of recipes, by target; fine-tuned twins are named beside the recipe that they are of."""
+    """Build a list of recipes, by target; fine-tuned twins are named beside their plain recipe."""
     names = {recipe.name for recipe in recipes}
     shown = [recipe for recipe in recipes if not _is_twin(recipe, names)]
     rows = []
@@ -55,7 +55,7 @@ def _is_twin(recipe: Recipe, names: Collection[str]) -> bool:
 
 
 def _formats(recipe: Recipe, role: str) -> str:
-    """Describe the format of a role, and after a slash those of parts of the model."""
+    """Describe the format of a role, and after a slash the formats that overrides give it."""
     parts = [getattr(override, role) for override in recipe.overrides]
     usual = recipe.formats[role]
     return "/".join(["float" if usual is None else usual.description, *(fmt.description for fmt in parts if fmt)])
@@ -107,7 +107,7 @@ def devices_document(generations: Sequence[Generation], flows: Sequence[Device])
 
 
 def device_document(device: Device) -> doc.Document:
-    """Build the document of one device: what is known, from where, and how sure that is."""
+    """Build the document of one device: the known facts, with their sources and how certain they are."""
     generation = device.generation
     if generation is None:
         taken = doc.Paragraph(f"Operators: {' '.join(sorted(device.operators)) or 'all'}.")
@@ -220,7 +220,7 @@ def statistics_document(view: StatisticsView) -> doc.Document:
 
 
 def _outliers(view: StatisticsView) -> list[str]:
-    """Name the tensor whose range is ruled by the fewest values, and what to type next."""
+    """Name the tensor with the most extreme outlier, and the command to type next."""
     if not view.tensors:
         return []
     worst = max(view.tensors, key=lambda tensor: tensor.outlier_ratio)
@@ -285,7 +285,7 @@ def device_figure(check: checked.DeviceCheck) -> doc.KeyFigure:
 
 
 def device_section(check: checked.DeviceCheck) -> doc.Section:
-    """Build the section of what a device makes of a model: findings, and where each node runs."""
+    """Build the section about a model on a device: findings, and where each node runs."""
     found = [_finding_note(group) for group in checked.grouped(check.findings)]
     columns = [
         doc.named("Node", "node"),

@@ -31,7 +31,7 @@ MOST_CHANGES = 3  # changed answers that a short answer lists for a model
 
 MOST_OUTPUTS = 10  # outputs that a short answer lists
 
-SMALL_LOSS = 1.0  # percentage points of accuracy: what is certainly less is called as good
+SMALL_LOSS = 1.0  # percentage points of accuracy: a model that certainly loses less is called as good
 
 DISPUTED = "Whether a loss may be chance is judged by McNemar's exact test; the intervals are approximate."
 INTERVAL = "95 % interval"
@@ -68,7 +68,7 @@ def evaluation_document(result: evaluated.Evaluation) -> doc.Document:
 
 
 def _order(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> str:
-    """Doubt the order of models whose first is by far the smallest file: losses are those against the first."""
+    """Return a doubt about the order of the models if the first is by far the smallest file."""
     sizes = [each.bytes for each in others if each.bytes is not None]
     if first.bytes is None or not sizes or 2 * first.bytes >= min(sizes):
         return ""
@@ -120,9 +120,9 @@ def chance_text(loss: evaluated.Loss) -> str:
 
 
 def _level(loss: evaluated.Loss) -> doc.Level:
-    """Return a warning if there is a loss beyond chance, and good if no large one can be; only if labels tell.
+    """Return "warn" for a loss beyond chance, and "good" if the interval excludes a large loss.
 
-    What a user's own measure or a changed answer is worth, only the user knows.
+    Both need labels: only the user knows what their own measure or a changed answer is worth.
     """
     if loss.interval is None or loss.p_value is None:
         return "plain"

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from markupsafe import Markup
 
@@ -28,6 +29,8 @@ FORMATS = 6  # colors for number formats; all further ones share the last
 ON_CPU = "on the CPU"
 MARGIN = 16.0
 LETTERS, NAME_LETTERS = 18, 24
+
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True)
@@ -138,44 +141,50 @@ def network_chart(report: Report, layers: Sequence[LayerRow]) -> NetworkChart | 
     network = report.pictures.network
     if len(network) < 4:
         return None
-    rows = {layer.node: layer for layer in layers}  # of several, the node's result is the last
+    rows = {layer.node: layer for layer in layers}  # if a node has several, its result is the last
     left_float = {decision.node: decision.reason for decision in report.left_float()}
     places = {} if report.device is None else {each.node: _where(each, report.device) for each in report.device.nodes}
     hosts = _hosts(network, {*rows, *left_float})
-    kept = [at for at, host in enumerate(hosts) if host == at]
-    number = {at: place for place, at in enumerate(kept)}
-    fused: dict[int, list[NetworkNode]] = {}
-    for at, host in enumerate(hosts):
-        if host != at:
-            fused.setdefault(host, []).append(network[at])
+    joined: dict[int, list[NetworkNode]] = {}  # the nodes of each box, in the order of the network
+    for node, host in zip(network, hosts, strict=True):
+        joined.setdefault(host, []).append(node)
+    number = {host: place for place, host in enumerate(joined)}
     formats = _formats(rows.values())
     boxes = []
-    for at in kept:
-        inside = [network[at], *fused.get(at, ())]
-        names = [node.name for node in inside]
-        row = next((rows[name] for name in names if name in rows), None)
-        reason = next((left_float[name] for name in names if name in left_float), None)
-        on = next((name for name in names if name in places), None)
+    for nodes in joined.values():
+        sources = tuple(dict.fromkeys(number[hosts[source]] for source in nodes[0].sources))
+        row, where = _first_known(nodes, rows), _first_known(nodes, places)
         dtype = row.tensor.dtype if row is not None and row.tensor is not None else ""
         boxes.append(
             Box(
-                " + ".join(dict.fromkeys(node.op_type for node in inside)),
-                names[0],
-                tuple(dict.fromkeys(number[hosts[source]] for source in inside[0].sources)),
-                (_error_color(row), formats.get(dtype, FORMATS + 1), 2 if on is None else int(places[on] == ON_CPU)),
-                _about(inside, row, reason, "" if on is None else places[on]),
-                "" if row is None or row.sqnr is None else f"{row.sqnr:.0f} dB" if math.isfinite(row.sqnr) else "exact",
+                " + ".join(dict.fromkeys(node.op_type for node in nodes)),
+                nodes[0].name,
+                sources,
+                (_error_color(row), formats.get(dtype, FORMATS + 1), 2 if where is None else int(where == ON_CPU)),
+                _about(nodes, row, _first_known(nodes, left_float), where or ""),
+                _mark(row),
                 None if row is None else row.id,
-                inside[0].kind,
+                nodes[0].kind,
             )
         )
     return NetworkChart(boxes, list(_colorings(boxes, formats, report)))
 
 
+def _first_known(nodes: Sequence[NetworkNode], known: Mapping[str, Known]) -> Known | None:
+    """Return the entry of the first node that has one."""
+    return next((known[node.name] for node in nodes if node.name in known), None)
+
+
+def _mark(row: LayerRow | None) -> str:
+    if row is None or row.sqnr is None:
+        return ""
+    return f"{row.sqnr:.0f} dB" if math.isfinite(row.sqnr) else "exact"
+
+
 def _hosts(network: Sequence[NetworkNode], own: set[str]) -> list[int]:
     """Return the box of each node: its own, or that of the only node before it. A box has at most one of `own`.
 
-    A Relu joins the Conv before it, whichever of the two has a row: only what leaves both is rounded.
+    A Relu joins the Conv before it, whichever of the two has a row: only the result of both is rounded.
     """
     readers = Counter(source for node in network for source in node.sources)
     hosts: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def closing_lines(report: Report) -> list[str]:
 
 
 def _cost(report: Report) -> str:
-    """Say what quantizing cost. What a warning says already is not repeated."""
+    """Say what quantizing cost, without repeating a warning."""
     verdict, judgement = _verdict(report), report.judgement
     repeated = judgement is None or judgement.level == "unknown" or verdict.title != judgement.title
     reason = "" if repeated or judgement is None else judgement.reason
@@ -118,18 +119,23 @@ def _next(report: Report) -> str:
     if calibration is not None and calibration.findings:
         return "Next: mend the data first, as the warning about it says."
     flags = [] if calibration is None else calibration.flags
-    if judgement.level in ("close", "unclear"):
-        if report.device is not None and report.device.verdict == "rejected":
-            return "Next: the fix that the first warning above names."
-        tail = [] if report.cut is None else ["--tail", report.cut.tail or "TAIL"]
-        rounding = report.recipe.emulated  # to judge as the device rounds
-        words = [*flags, *tail, *([] if rounding is None else ["--emulate", rounding])]
-        return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED', *words)}"
+    if judgement.level not in ("close", "unclear"):
+        return _improvement(report, flags)
+    if report.device is not None and report.device.verdict == "rejected":
+        return "Next: the fix that the first warning above names."
+    tail = [] if report.cut is None else ["--tail", report.cut.tail or "TAIL"]
+    rounding = report.recipe.emulated  # to judge as the device rounds
+    words = [*flags, *tail, *([] if rounding is None else ["--emulate", rounding])]
+    return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED', *words)}"
+
+
+def _improvement(report: Report, flags: Sequence[str]) -> str:
+    """Return what to try next for a result that is worse than float."""
     helpful, tried = helpful_trials(report), {trial.options for trial in report.trials}
     if helpful:
         return f"Next: the same with {helpful[0].options}"
     refinement = refinement_to_try(report.recipe)
-    data = None if calibration is None else calibration.path
+    data = None if report.calibration is None else report.calibration.path
     words = ["--calib", data or "DATA", *flags, *recipe_words(report.recipe)]
     if refinement is not None and f"--refine {refinement}" not in tried:  # not measured, so not promised
         return f"Next: {command('tune', report.source, report.output or 'OUTPUT', *words)}"
@@ -149,7 +155,7 @@ def _about_data(report: Report) -> list[str]:
 
 
 def _reading(report: Report, *, guessed: bool) -> str:
-    """Say how images were read: with the data if it was guessed and is to be checked, and else last."""
+    """Say how images were read, if that was guessed or not: a guess is shown early, because users are to check it."""
     note = "" if report.calibration is None else report.calibration.note
     return note if note.startswith("Guessed") == guessed else ""
 
@@ -233,7 +239,7 @@ def _figures(report: Report) -> list[doc.KeyFigure]:
 
 
 def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
-    """Return the output, or the part of one, that is furthest from float. An only output has no name."""
+    """Return the output, or the part of one, that is furthest from float. A single output needs no name."""
     output, worst = min(fidelity.outputs.items(), key=lambda item: item[1].sqnr_db)
     of = f"'{output}', the worst of {len(fidelity.outputs)} outputs" if len(fidelity.outputs) > 1 else ""
     parts = [(part.closeness.sqnr_db, name, part) for name, several in fidelity.parts.items() for part in several]
@@ -246,7 +252,7 @@ def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
 def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; the section about the device has its findings node by node."""
     on_device = [] if report.device is None else device_notes(report.device, report.output or "MODEL")
-    # The file is written and runs: what the device refuses is not an error of this command, as its exit code says.
+    # The file is written and runs: a refusal by the device is no error of this command, which exits with 0.
     rejected = report.device is not None and report.device.verdict == "rejected"
     texts = [*on_device, *report.warnings] if rejected else [*report.warnings, *on_device]
     notes = [doc.Note("Error", "bad", text) for text in report.errors]

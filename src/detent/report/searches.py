@@ -24,7 +24,7 @@ MUCH_BETTER = 6
 
 BAR_DECIBELS = 30.0  # an empty bar stands for an error that is this much below the largest
 
-LEAST = 1e-6  # of the largest error: what is less is drawn as if it were that, because it does not matter
+LEAST = 1e-6  # of the largest error: smaller errors do not matter and are drawn at this height
 
 _WAYS: dict[searched.Way, str] = {
     "exclude": "leave float",
@@ -34,7 +34,7 @@ _WAYS: dict[searched.Way, str] = {
 
 
 def sensitivity_document(report: searched.SensitivityReport) -> doc.Document:
-    """Build the document of a sensitivity analysis: the whole error, where it comes from, and what to do about it."""
+    """Build the document of a sensitivity analysis: the whole error, its causes, and what to do about it."""
     found = report.found
     how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
     whole = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
@@ -55,7 +55,7 @@ def sensitivity_document(report: searched.SensitivityReport) -> doc.Document:
 
 
 def _closing(report: searched.SensitivityReport) -> list[str]:
-    """Say where the error comes from or where the recipe is, what the device makes of it, and what to type next."""
+    """Return the causes of the error or the file of the recipe, its effect on the device, and the next command."""
     found, proposal = report.found, report.proposal
     if proposal is None:
         error = searched.decibels(found.total)

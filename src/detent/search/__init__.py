@@ -1,17 +1,17 @@
-"""Probe a float model: how much of the error each layer makes, and what to leave float or to give more bits for less.
+"""Probe a float model: the error that each layer causes, and the layers to leave float or give more bits to reduce it.
 
-The stages of a run up to the plan are made, and then variants of the planned model. Nothing is refined. A refinement
-repairs in one layer what those before it did, so no error could be attributed to one layer.
+The stages of a run up to the plan are run, and then variants of the planned model. Nothing is refined: a refinement
+makes one layer repair the errors of those before it, so no error could be attributed to one layer.
 
-A proposal brings the error at the outputs below a wanted one. Noise powers add: without some things quantized the error
-is expected to be the whole one's share that the others have,
+A proposal brings the error at the outputs below a wanted one. Noise powers add, so if some things are not quantized,
+the expected error is the share of the others in the whole error:
 
     predicted = at the worst part of the outputs: total * (sum of the errors that are left) / (sum of all errors)
 
 Candidates are taken one after the other, always the one that gains most for its cost, until that is low enough.
 
-- exclude: a layer, or all layers around one activation, which is float only if all of them are. The cost is the
-  products that are computed in float then.
+- exclude: a layer, or all layers around one activation, which is float only if all of them are. The cost is the number
+  of products that are then computed in float.
 - a16: an activation, with those that share its scale. 8 more bits leave 2^-16 of its error. The cost is its size.
 - w8: the 4-bit weights of a layer. 4 more bits leave 2^-8 of their error. The cost is their number.
 """
@@ -42,8 +42,8 @@ from detent.results.searched import ErrorSource, Proposal, Sensitivity, Sensitiv
 from detent.sensitivity_analysis import SampleWorkers, sensitivity
 from detent.tasks.parts import OutputPart
 
-LEFT_BY_8_BITS = 2.0**-16  # of the noise power, where a step is 2^-8 of what it was
-
+# The share of the noise power that is left with 8 more bits, which make a step 2^-8 as wide; and with 4 more bits.
+LEFT_BY_8_BITS = 2.0**-16
 LEFT_BY_4_BITS = 2.0**-8
 
 
@@ -66,9 +66,9 @@ class _Move:
 
 
 def _greedy(moves: Sequence[_Move], error: Callable[[Collection[str]], float], wanted: float) -> list[str]:
-    """Return the names to change: always those that gain most for their cost, less any that turn out needless.
+    """Return the names to change: always those that gain most for their cost, without any that prove unnecessary.
 
-    Those that are cheap come early, and what is taken later may be enough without them.
+    Cheap moves are taken early, and later ones may be enough without them.
     """
     taken: list[_Move] = []
     present = error(())
@@ -93,7 +93,7 @@ def _names(moves: Iterable[_Move]) -> frozenset[str]:
 
 
 def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) -> float:
-    """Return the error that is expected if of each cause's own error the given part is left."""
+    """Return the expected error if the share `left(cause)` of each cause's own error is left."""
     shares = np.array([left(cause) for cause in found.sources])
     if found.parts is None:
         totals, errors = np.array([found.total]), np.array([[found.errors[cause.name]] for cause in found.sources])
@@ -107,7 +107,8 @@ def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) ->
 
 def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
     groups = [cause.touches for cause in found.sources]
-    # One that only reads, such as an ArgMax, has nothing of its own and is not a layer here; it may stand in the way.
+    # A node that only reads, such as an ArgMax, causes no error and is no layer here; but as long as it is quantized,
+    # so are the activations that it reads.
     members: dict[str, tuple[str, ...]] = {name: (name,) for group in groups for name in sorted(group)}
     members |= {layer.node: layer.members for layer in found.layers}
     costs = dict.fromkeys(members, 1) | {layer.node: max(layer.operations, 1) for layer in found.layers}
@@ -212,7 +213,7 @@ SAMPLES = 32  # errors of layers differ by orders of magnitude: a few samples ra
 
 
 def parts_of(planned: Planned) -> Mapping[str, Sequence[OutputPart]]:
-    """Return what the outputs of a planned model are joined from, as the graph or else the first sample tells."""
+    """Return the parts of a planned model's outputs, found in the graph or else in the first sample."""
     observed, prepared = planned.observed, planned.observed.prepared
     shown = shown_parts(prepared.purpose, observed.original(planned.probes[0])) if planned.probes else {}
     return shown | dict(prepared.parts)
@@ -246,8 +247,8 @@ def probe(
 ) -> SensitivityReport:
     """Measure the sensitivity of every layer of a model under a recipe, on up to `count` samples.
 
-    With a `wanted` error, noise power over signal power, also a recipe that should reach it. With an `executor`,
-    samples are counted and measured on its workers; the result is the same.
+    With a `wanted` error, noise power over signal power, also propose a recipe that should reach it. With an
+    `executor`, samples are counted and measured on its workers; the result is the same.
     """
     if wanted is not None:
         wide = None if job.recipe.activations is None else _wider(job.recipe.activations)

@@ -1,8 +1,9 @@
 """Mixed precision by search: as few bits as a wanted error allows, or as little error as bits allow.
 
-Two searches share one way. Every candidate is quantized alone, and the error at the outputs measured. Noise powers add,
-so formats are assigned from these errors, and the model with all of them is measured. Errors add only nearly: if the
-whole model misses the wanted error, formats are assigned again for an error that is lower by as much as it was missed.
+Two searches share one method. Every candidate is quantized alone, and the error at the outputs is measured. Noise
+powers add, so formats are assigned from these errors, and the model with all of them is measured. Errors add only
+approximately: if the whole model misses the wanted error, formats are assigned again for a lower error, by the factor
+that was missed.
 
 - `search_precision`: each layer's weights, or each activation, takes one of several formats. Errors are those at the
   worst part of the outputs, as in `sensitivity_analysis`.
@@ -15,9 +16,9 @@ Bits add as noise powers do. With a price on noise, each tensor has one best for
     minimise  bits + price * error                    for each tensor alone
 
 As the price rises from 0, the formats of a tensor follow each other along the lower convex hull of (bits, error), each
-step at the price where it pays. So `assign` makes the steps of all tensors in the order of the error that they take
-away for a bit, and stops at the one that reaches what was wanted. Between two steps there may be a better choice, but
-never by more than one step is worth.
+step at the price where it pays. So `assign` makes the steps of all tensors in the order of the error that they remove
+for each bit, and stops at the one that reaches the bound. There may be a better choice between two steps, but its
+advantage is never larger than one step.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def assign_measured(
 ) -> tuple[Choice, float]:
     """Assign formats so that the measured error of all together is at most `wanted`; also return that error.
 
-    Errors add only nearly. If the whole misses what is wanted, the next assignment aims lower by as much as it was
-    missed; in the end it is the finest one.
+    Errors add only approximately. If the whole misses what is wanted, the next assignment aims lower by the same
+    factor; the last one takes the finest formats.
     """
     aim = wanted
     for attempt in range(ROUNDS + 1):
@@ -251,7 +252,7 @@ def signal_power(planned: Planned) -> float:
 class _FormatSearch:
     """The errors of every slot in every format, and how a choice of formats becomes a variant and a recipe.
 
-    A slot is what has one format: the constants of a layer, or activations that share their parameters.
+    A slot is a group with one format: the constants of a layer, or activations that share their parameters.
     """
 
     def __init__(

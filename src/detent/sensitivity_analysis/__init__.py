@@ -1,24 +1,24 @@
-"""Measure how much of the error at a model's outputs comes from each quantized layer, weights and activations apart.
+"""Measure how much of the error at a model's outputs each quantized layer causes, by its weights and activations.
 
 With y the outputs of the float model, and y + e its outputs when one unit alone is quantized,
 
     error = at the worst part of any output: sum e^2 / sum y^2           sums over all samples
 
-Parts are what outputs are joined from (tasks/parts.py): the boxes of a detector, of 0..640, say nothing about its
-scores, of 0..1. Noise powers add within a part, so the errors of a layer are those at the part where it has most.
+Outputs are joined from parts (tasks/parts.py): an error in the boxes of a detector, of 0..640, cannot be compared with
+one in its scores, of 0..1. Noise powers add within a part, so the errors of a layer are those at its worst part.
 
-The weights of a layer, with its bias, are one unit, and every activation that is rounded is one. The gain of a layer is
-by how much the error of the quantized model falls when the layer alone is left float: its weights and bias, and the
+The weights of a layer, with its bias, are one unit, and so is every activation that is rounded. The gain of a layer is
+the decrease of the quantized model's error when the layer alone is left float: its weights and bias, and the
 activations that no other quantized node computes or reads.
 
-Errors of single units are much the same on any few samples. So samples are added until two halves of them rank the
-units alike; `exact` takes all. Gains are not: with E the error of the whole model, leaving a unit float removes
+The errors of single units are similar on any few samples. So samples are added until two halves of them rank the units
+alike; `exact` takes all. Gains are not: with E the error of the whole model, leaving a unit float removes
 2 e.E - e^2, and e.E changes from sample to sample. They are measured with `exact` only.
 
 Samples are measured in threads of this process, or on the workers of an executor. Either way the sums of each sample
-come back in the order of the samples, so they add up to the same bits. A worker is sent the model, the plan and the
-description of the data once, and builds the variants itself; a task is the numbers of some samples, and its result the
-sums of each.
+come back in the order of the samples, so they add up to the same bits. A worker receives the model, the plan and the
+description of the data once, and builds the variants itself; a task consists of the numbers of some samples, and its
+result of the sums of each.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _on_workers(
     with closing(run(divide_samples(source, samples, workers))) as results:
         for shard, sums in results:
             early[shard.number] = sums
-            # Workers finish in any order, and float sums depend on theirs: what came early waits.
+            # Workers finish in any order, but float sums depend on the order: early results wait.
             while following in early:
                 yield from early.pop(following)
                 following += 1
@@ -192,8 +192,8 @@ def errors_of(
 ) -> dict[str, float]:
     """Return the error of each variant of the float model on all samples, by its name.
 
-    It is that at the worst of the `parts`; with None, the mean over whole outputs. Whoever asks several times gives a
-    `probe` of the model, whose sessions serve again.
+    It is the error at the worst of the `parts`; with None, the mean over whole outputs. Callers that measure several
+    times can pass a `probe` of the model, to reuse its sessions.
     """
     cores = threads or usable_cores()
     probe = Probe(model, plan.layout) if probe is None else probe
@@ -285,27 +285,30 @@ def summarize(
     errors = {unit.name: sums.errors(unit.name) for unit in units}
     total = sums.error(EVERYTHING)
     left = {} if gains is None else {name: total - gains.error(name) for name in gains.noise}
+
+    def error(kind: Sequence[QuantizedUnit], part: int) -> float | None:
+        return float(sum(errors[unit.name][part] for unit in kind)) if kind else None
+
+    def most_changed(kind: Sequence[QuantizedUnit]) -> int:
+        return max((sums.changed[unit.name] for unit in kind), default=0)
+
     layers = []
     for node in model.graph:
         own = [unit for unit in units if unit.layer == node.name]
         if not own:
             continue
-        kinds = [[unit for unit in own if unit.is_weight], [unit for unit in own if not unit.is_weight]]
+        weights, activations = ([unit for unit in own if unit.is_weight is kind] for kind in (True, False))
         worst = int(np.argmax(sum(errors[unit.name] for unit in own)))
-        weights, activations = (
-            float(sum(errors[unit.name][worst] for unit in kind)) if kind else None for kind in kinds
-        )
-        counts = [max((sums.changed[unit.name] for unit in kind), default=0) for kind in kinds]
         layers.append(
             LayerSensitivity(
                 node=str(node.name),
                 op_type=node.op_type,
                 members=_members(model, plan, node),
-                weights=weights,
-                activations=activations,
+                weights=error(weights, worst),
+                activations=error(activations, worst),
                 gain=left.get(str(node.name)),
-                changed=(counts[0], counts[1]) if scores else None,
-                parameters=sum(unit.elements for unit in kinds[0]),
+                changed=(most_changed(weights), most_changed(activations)) if scores else None,
+                parameters=sum(unit.elements for unit in weights),
                 operations=sum(unit.operations for unit in own),
                 part=parts[worst],
             )

@@ -1,8 +1,8 @@
 """Variants of a model: one unit quantized alone, or one layer left float; and their errors on samples.
 
-A unit is the constants of a layer together, or one activation. Errors are sums that add over samples. Floating-point
-sums depend on their order, so each sample has sums of its own, and whoever adds them does so in the order of the
-samples, wherever each was computed.
+A unit consists of all constants of a layer, or of one activation. Errors are sums over samples. Floating-point sums
+depend on their order, so each sample has sums of its own, and they are added in the order of the samples, wherever each
+was computed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _activations(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
 class VariantErrors:
     """Sums over samples, with an entry for each part of each output: of y^2, and by variant of e^2.
 
-    `changed` counts the answers that are others, by variant.
+    `changed` counts, by variant, the answers that differ.
     """
 
     samples: int
@@ -187,7 +187,7 @@ _WHOLE = (None,)
 
 
 def part_names(model: ir.Model, parts: Parts) -> list[str]:
-    """Return what each entry of the sums is of; empty for the only output, if that is one thing."""
+    """Return the name of each entry of the sums; "" for a single output that has no parts."""
     outputs = [str(value.name) for value in model.graph.outputs if value.dtype == ir.DataType.FLOAT]
     several = len(outputs) > 1
     names = []
@@ -212,7 +212,7 @@ class VariantComparison:
     ) -> None:
         """Prepare to run `variants` of `base`, with about `memory` bytes for their values.
 
-        `probe` is one of the float model that is there already: its sessions serve again.
+        `probe` is an existing one of the float model, to reuse its sessions.
         """
         self._float = Probe(model, plan.layout) if probe is None else probe
         self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
@@ -255,7 +255,7 @@ class VariantComparison:
         noise: dict[str, Floats] = {}
         changed: dict[str, int] = {}
         for name, found in chain([itself], answers):
-            # The shape of an output may depend on the data. Outputs of another shape count as all error.
+            # The shape of an output may depend on the data. An output of another shape is all error.
             pairs = zip(truth, self._of_parts(found), strict=True)
             errors = [y - x if y.shape == x.shape else x for x, y in pairs]
             noise[name] = np.array([np.vdot(error, error) for error in errors])

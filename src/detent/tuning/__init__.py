@@ -45,7 +45,7 @@ FEWEST_JUDGED = 4  # an interval of fewer samples says nothing
 
 
 def open_judge(job: Job, options: TuneOptions, metric: Metric | None) -> Evaluator:
-    """Return what judges the models of a job: by labels or a metric, or else by the answers of the float model."""
+    """Return the evaluator of a job's models: by labels or a metric, or else by the answers of the float model."""
     data, labels = options["evaluation"], options["labels"]
     if data is None:
         if options["eval_limit"] is not None:
@@ -130,7 +130,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
 
 
 def _decided(recipe: Recipe, model: onnx.ModelProto) -> Recipe:
-    """Return the recipe of `model`, without the steps that `quantize` might take by itself."""
+    """Return the recipe of `model`, with `without` for the steps that `quantize` might otherwise add by itself."""
     if recipe.also or recipe.refinement is None:
         return recipe
     present = {node.op_type for node in model.graph.node}
@@ -183,7 +183,7 @@ def _result(tuner: Tuner, best: TriedStep, stopped: str) -> Tuning:
 
 
 def _blame_text(blame: Blame | None) -> str:
-    """Say what makes the error, and what was not tried therefore."""
+    """Say what causes the error, and which steps were left out for that."""
     if blame is None:
         return ""
     kind: Kind = "weights" if blame.weights >= blame.activations else "activations"

@@ -1,10 +1,10 @@
-"""What tuning tries, from the cheapest step to the most expensive, and why each may help.
+"""The steps of tuning, from the cheapest to the most expensive, and why each may help.
 
-The first step is the recipe as it is. Those after it cost nothing on the device: the same operators and number formats,
+The first step is the recipe as it is. The next ones cost nothing on the device: the same operators and number formats,
 with better numbers in them; only a SiLU of two gates (`devices.two_gates`) takes more time there. Each changes one
-thing of the best recipe before it, and works on weights, on activations or on both: what causes little of the error is
-not worth the time. The last ones give up a part of the constraint: the layers whose rounding hurts most get weights of
-8 bits instead of 4, activations of 16 bits, or stay float.
+thing in the best recipe so far, and works on weights, on activations or on both; a kind that causes little of the error
+is not worth the time. The last steps relax the constraint: the layers whose rounding hurts most get weights of 8 bits
+instead of 4, activations of 16 bits, or stay float.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARES = (0.5, 0.25, 0.1, 0.03)
 
 Kind = Literal["weights", "activations"]
 
-BLAMELESS = 0.05  # what makes less than this share of the error is left as it is: all of it is worth 0.2 dB
+BLAMELESS = 0.05  # a kind with a smaller share of the error is left as it is: removing all of it would gain 0.2 dB
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class TuningStep:
 
 @dataclass(frozen=True)
 class Ingredient:
-    """Something that is added to a recipe. `changes` are fields of the recipe; `kind` is what it works on.
+    """A change to a recipe. `changes` are fields of the recipe; `kind` is what it works on.
 
-    `undoes` says that it takes away what usually helps.
+    `undoes` says that it removes a step that usually helps.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Ingredient:
 
 
 def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
-    """Return what is added, one after another. A choice of the recipe to start from is kept."""
+    """Return the changes to try, in order. A refinement of the base recipe keeps its settings."""
     own = {type(base.refinement): base.refinement} if base.refinement is not None else {}
 
     def refined(name: str, what: str, usual: Refinement, kind: Kind | None = "weights") -> Ingredient:
@@ -123,9 +123,9 @@ def _two_gates(base: Recipe) -> Ingredient:
 
 
 def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
-    """Return what may help: first what works on the kind that makes most of the error, then the rest.
+    """Return the changes that may help: first those to the kind that causes most of the error, then the rest.
 
-    What takes a step of the recipe away comes behind what adds to it.
+    Changes that remove a step of the recipe come after those that add one.
     """
     leading: Kind = "weights" if blame.weights >= blame.activations else "activations"
     gates = [_two_gates(base)] if blame.hardened else []
@@ -135,9 +135,9 @@ def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
 
 
 def ways_up(recipe: Recipe) -> tuple[Way, ...]:
-    """Return how a recipe can give up a part of its constraint.
+    """Return the ways in which a recipe can relax its constraint.
 
-    Weights of 4 bits can have 8. Devices with power-of-two scales know 8 bits only; others take activations of 16.
+    Weights of 4 bits can have 8. Devices with power-of-two scales have 8 bits only; others take activations of 16.
     """
     fmt, weights = recipe.activations, recipe.weights
     narrow: tuple[Way, ...] = ("w8",) if is_integer(weights) and weights.bits == 4 else ()
@@ -157,7 +157,7 @@ def exception_stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
 
 
 def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[TuningStep]:
-    """Yield the last steps: more and more layers, the worst first, are spared, but never all of them."""
+    """Yield the last steps, which spare more and more layers, the worst first, but never all of them."""
     seen = {recipe}
     for way in ways:
         for share in SHARES:

@@ -69,9 +69,9 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def contents_of(data: object) -> object:
-    """Return what tells one folder or file from another without reading all of it: names, sizes and times.
+    """Return an identity of a folder or file without reading all of it: names, sizes and times.
 
-    Arrays are compared by their bytes. The contents of a stream are unknown, so it never counts as the same.
+    Arrays are identified by their bytes. The contents of a stream are unknown, so it never equals another.
     """
     if data is None:
         return None
@@ -234,7 +234,7 @@ class TriedStep:
 
 @dataclass(eq=False)
 class Tuner:
-    """A tuning. `expected` is what the float model gets; `on_step` hears of every step.
+    """A tuning. `expected` are the scores of the float model; `on_step` is called with the outcome of every step.
 
     `best` is the best step so far, and the one that others are built on; the first is the recipe as it is.
     """
@@ -308,7 +308,7 @@ class Tuner:
                 threads=self.job.collecting.threads,
                 progress=progress,
             )
-            # Not that of the first step: its weights may have more bits by now.
+            # Measured again, because weights may have more bits by now than in the first step.
             weights, activations = (
                 sum(found.errors[each.name] for each in found.sources if each.is_weight is kind)
                 for kind in (True, False)
@@ -377,9 +377,9 @@ class Tuner:
 def is_better(new: StepOutcome, old: StepOutcome) -> bool:
     """Return whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
 
-    Losses are compared in pairs, on the same draws of the same samples: what both lose on a hard sample says nothing.
-    The answers of a few samples change by chance; how far the outputs are from float is measured on all of their
-    numbers.
+    Losses are compared in pairs, on the same draws of the same samples, so that a loss of both on a hard sample
+    cancels. The answers of a few samples change by chance; the distance of the outputs from float is more reliable,
+    because all of their numbers contribute.
     """
     if new.drawn is None or old.drawn is None or new.output_error is None or old.output_error is None:
         return new.loss < old.loss
