@@ -60,8 +60,7 @@ def choose_params_of_values(
     if axis is None or array.size == 0:
         return method.choose_values(array, fmt, tensor, points_of)
     channels = np.moveaxis(array, axis, 0)
-    chosen = [method.choose_values(channel, fmt, tensor, points_of) for channel in channels]
-    return QuantParams.stack(chosen, axis % array.ndim)
+    return QuantParams(fmt, *method.choose_each(channels, fmt, tensor, points_of), axis % array.ndim)  # type: ignore[arg-type]
 
 
 def choose_params_of_groups(
@@ -72,14 +71,12 @@ def choose_params_of_groups(
     array = np.moveaxis(np.asarray(values, np.float32), axis, -1)
     size = min(fmt.group_size, array.shape[-1])
     starts = range(0, array.shape[-1], size)
-    rows = array.reshape(-1, array.shape[-1])
-    chosen = [
-        method.choose_values(row[start : start + size], fmt, tensor, points_of) for row in rows for start in starts
-    ]
+    groups = [row[start : start + size] for row in array.reshape(-1, array.shape[-1]) for start in starts]
     shape = (*array.shape[:-1], len(starts))
-    scales = np.array([params.scale for params in chosen], np.float64).reshape(shape)
-    zero_points = np.array([params.zero_point for params in chosen], np.int64).reshape(shape)
-    return QuantParams(fmt, np.moveaxis(scales, -1, axis), np.moveaxis(zero_points, -1, axis), axis, size)
+    scale, zero_point = (
+        np.moveaxis(each.reshape(shape), -1, axis) for each in method.choose_each(groups, fmt, tensor, points_of)
+    )
+    return QuantParams(fmt, scale, zero_point, axis, size)  # type: ignore[arg-type]  # a generator loses the types
 
 
 def settled_params(largest: float, fmt: IntegerFormat, method: Method) -> QuantParams:
