@@ -25,7 +25,7 @@ Over many steps the squared error is the familiar s^2 / 12 for each value.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -264,7 +264,11 @@ class Method(ABC):
         return self.choose(points_of(values), fmt, tensor)
 
     def choose_each(
-        self, rows: Sequence[npt.NDArray[np.float32]], fmt: IntegerFormat, tensor: str, points_of: Callable[[Any], Points]
+        self,
+        rows: Iterable[npt.NDArray[np.float32]],
+        fmt: IntegerFormat,
+        tensor: str,
+        points_of: Callable[[Any], Points],
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Return the scale and zero point of each of several channels or groups of a constant."""
         chosen = [self.choose_values(row, fmt, tensor, points_of) for row in rows]
