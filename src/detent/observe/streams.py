@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, DetentError, UsageError, nearest
+from detent.graph.values import static_shape
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import (
     Array,
@@ -326,10 +327,30 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
                     f"--feedback '{text}': the model has no {kind} '{name}'.{nearest(name, known)} It has "
                     f"{', '.join(known)}."
                 )
+        shapes = [
+            static_shape(next(value for value in values if value.name == name))
+            for name, values in ((state, model.graph.inputs), (result, model.graph.outputs))
+        ]
+        if not _may_be_equal(*shapes):
+            raise UsageError(
+                f"--feedback '{text}': '{state}' has the shape {_shown(shapes[0])} and '{result}' {_shown(shapes[1])}, "
+                "so one is not the other a step later."
+            )
         found[state] = result
     if found and len(found) == len(inputs):
         raise UsageError("--feedback names every input of the model: there must be one that samples are fed to.")
     return found
+
+
+def _may_be_equal(one: list[int | None] | None, other: list[int | None] | None) -> bool:
+    if one is None or other is None:
+        return True
+    same = (None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=False))
+    return len(one) == len(other) and all(same)
+
+
+def _shown(shape: list[int | None] | None) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape or ())}]"
 
 
 def initial_states(model: ir.Model, specs: Sequence[InputSpec], states: Mapping[str, str]) -> dict[str, Array]:
