@@ -77,5 +77,5 @@ def test_a_state_is_fed_by_an_output_of_its_shape(tmp_path):
     proto = make([*nodes, node("Gemm", "next v", "wide")], inputs, [*outputs, info("wide", [1, 5])], {
         "w": np.ones((4, 3), np.float32), "v": np.ones((3, 5), np.float32)
     })  # fmt: skip
-    with pytest.raises(UsageError, match=r"'state' has the shape \[1, 3\] and 'wide' \[1, 5\]"):
+    with pytest.raises(UsageError, match=r"'state' has the shape \[1,3\] and 'wide' \[1,5\]"):
         detent.quantize(proto, calibration=samples(tmp_path), recipe="A8W8", feedback="state=wide")

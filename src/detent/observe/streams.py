@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, DetentError, UsageError, nearest
-from detent.graph.values import static_shape
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import (
     Array,
@@ -327,14 +326,14 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
                     f"--feedback '{text}': the model has no {kind} '{name}'.{nearest(name, known)} It has "
                     f"{', '.join(known)}."
                 )
-        shapes = [
-            static_shape(next(value for value in values if value.name == name))
+        before, handed_on = (
+            next(value.shape for value in values if value.name == name)
             for name, values in ((state, model.graph.inputs), (result, model.graph.outputs))
-        ]
-        if not _may_be_equal(*shapes):
+        )
+        if before is not None and handed_on is not None and not _may_be_equal(before, handed_on):
             raise UsageError(
-                f"--feedback '{text}': '{state}' has the shape {_shown(shapes[0])} and '{result}' {_shown(shapes[1])}, "
-                "so one is not the other a step later."
+                f"--feedback '{text}': '{state}' has the shape {before} and '{result}' {handed_on}, so one is not the "
+                "other a step later."
             )
         found[state] = result
     if found and len(found) == len(inputs):
@@ -342,15 +341,11 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
     return found
 
 
-def _may_be_equal(one: list[int | None] | None, other: list[int | None] | None) -> bool:
-    if one is None or other is None:
-        return True
-    same = (None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=False))
-    return len(one) == len(other) and all(same)
-
-
-def _shown(shape: list[int | None] | None) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape or ())}]"
+def _may_be_equal(one: ir.Shape, other: ir.Shape) -> bool:
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and not any(
+        isinstance(size, int) and isinstance(another, int) and size != another for size, another in pairs
+    )
 
 
 def initial_states(model: ir.Model, specs: Sequence[InputSpec], states: Mapping[str, str]) -> dict[str, Array]:
