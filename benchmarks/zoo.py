@@ -31,7 +31,7 @@ import onnxruntime
 import detent
 from benchmarks.common import print_table
 
-CALIBRATION = 8
+CALIBRATION = 32
 RECIPES = ("XINT8", "A8W8", "BF16")
 NOT_ARITHMETIC = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "Constant", "Shape", "Identity", "Cast", "ExtendedQuantizeLinear",

@@ -2,10 +2,11 @@
 
 python benchmarks/zoo_export.py FOLDER [NAMES ...]
 
-The venv needs torch, torchvision, timm, transformers, ultralytics, onnx and onnxscript. Weights are seeded, and
+The venv needs torch, torchvision, timm, transformers, ultralytics, onnx, onnxscript and pillow; a torchvision whose own
+operators do not load beside this torch will do (`pip install --no-deps torchvision timm`). Weights are seeded, and
 BatchNorm statistics are set by a pass over images: else every layer's outputs would be as far from 0 mean and unit
 variance as its weights happen to be, and what is measured would be that. Images are read from
-DETENT_BENCH_DATA/imagenet-calib-350; beside each NAME.onnx stand its samples, NAME.npz: 8 to calibrate with and 8 to
+DETENT_BENCH_DATA/imagenet-calib-350; beside each NAME.onnx stand its samples, NAME.npz: 32 to calibrate with and 8 to
 judge by, one after the other.
 """
 
@@ -24,9 +25,20 @@ from PIL import Image
 from torch import nn
 
 DATA = Path(os.environ.get("DETENT_BENCH_DATA", Path(__file__).parents[2] / "shared" / "data"))
-SAMPLES = 16
+SAMPLES = 40
 OPSET = 17
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+try:
+    import torchvision  # noqa: F401
+except RuntimeError:  # its compiled operators are for another torch: the models need none of them, only the name
+    for imported in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[imported]
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+except ImportError:
+    pass  # then its models are not exported, and that is said
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 """A module, and its inputs for all samples, by name, in the order of its parameters."""

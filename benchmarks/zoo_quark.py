@@ -13,7 +13,7 @@ from quark.onnx import ModelQuantizer
 from quark.onnx.quantization.config import Config, get_default_config
 
 MEMORY = 14 << 30  # its histogram can grow without bound; better an error here than a machine that stands still
-CALIBRATION = 8
+CALIBRATION = 32
 
 
 class Reader(CalibrationDataReader):

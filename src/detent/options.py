@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 from detent.errors import nearest
 
 if TYPE_CHECKING:
+    from detent.equalizations.awq import Awq
     from detent.equalizations.channel_problem import Equalizer
     from detent.evaluation.dataset import LabelsLike
     from detent.evaluation.metric_file import Metric
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from detent.refinements import Refinement
     from detent.results.searched import StepOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
-    Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
+    Awq = Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
     PreprocessOptions = Progress = Refinement = StepOutcome = Any
 
 DATA = "Data"
@@ -314,7 +315,14 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
             "Equalization method: GlobalEqualization, CrossLayer (or CrossLayer:steps=3), or none.", metavar="NAME"
         ),
     ]
-    smooth: Annotated[float | None, accuracy_flag("SmoothQuant with this alpha, for transformers.", metavar="ALPHA")]
+    smooth: Annotated[
+        Awq | float | str | None,
+        accuracy_flag(
+            "SmoothQuant with this alpha, for transformers; or Awq (or Awq:rows=1024), for 4-bit weights.",
+            reads=str,
+            metavar="ALPHA",
+        ),
+    ]
     widen: Annotated[
         float | None,
         accuracy_flag(

@@ -230,3 +230,19 @@ def test_answers_that_are_known_are_not_computed_again():
     known = {at: {"y": np.array([[0.0, 9.0, 0.0]], np.float32)} for at in range(8)}
     (said, *_) = question_data(images, CLASSIFY, answer, known=known)
     assert "the same class (1)" in said and not any(feeds is image for feeds in asked for image in images[:8])
+
+
+def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_differs():
+    steps = [{"x": normal(1, 8, seed=at), "h": np.zeros((1, 16), np.float32)} for at in range(16)]
+
+    def answer(feeds):
+        return {"scores": feeds["x"][:, :4], "hn": np.tanh(np.concatenate([feeds["x"], feeds["x"]], axis=1))}
+
+    (said,) = question_data(steps, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    assert "Input 'h' is zero in all of the first 16 samples" in said
+    assert "--feedback h=hn" in said
+    fed = [step | {"h": normal(1, 16, seed=90 + at)} for at, step in enumerate(steps)]
+    assert not question_data(fed, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    # A mask of zeros has the shape of no output.
+    masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
+    assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -250,3 +251,13 @@ def test_a_file_that_stays_mapped_does_not_hide_the_answer(samples, tmp_path, mo
     found = Runner(load(tiny_model()))({"x": samples})[0]
     monkeypatch.undo()
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("outside", [20, -21])
+def test_ids_outside_a_table_are_told_of_vocabulary_and_length(outside):
+    ids = onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [1, 3])
+    runner = Runner(as_ir(build([node("Gather", "table ids", "y")], "y", {"table": normal(20, 4)}, [ids])))
+    with pytest.raises(DataError, match=r"has 20 entries.*tokenizer of this model.*positions") as caught:
+        runner({"ids": np.array([[0, 1, outside]])}, "the second text")
+    assert "the second text" in str(caught.value)
+    assert "--size" not in str(caught.value)

@@ -69,3 +69,13 @@ def test_keys_and_values_grow_from_nothing(tmp_path):
 def test_what_cannot_be_fed_back(tmp_path, options, error, message):
     with pytest.raises(error, match=message):
         detent.quantize(model(), calibration=samples(tmp_path), recipe="A8W8", **options)
+
+
+def test_a_state_is_fed_by_an_output_of_its_shape(tmp_path):
+    nodes = [node("Gemm", "x w", "y"), node("Add", "y state", "next")]
+    inputs, outputs = ([info("x", [1, 4]), info("state", [1, 3])], [info("y", [1, 3]), info("next", [1, 3])])
+    proto = make([*nodes, node("Gemm", "next v", "wide")], inputs, [*outputs, info("wide", [1, 5])], {
+        "w": np.ones((4, 3), np.float32), "v": np.ones((3, 5), np.float32)
+    })  # fmt: skip
+    with pytest.raises(UsageError, match=r"'state' has the shape \[1,3\] and 'wide' \[1,5\]"):
+        detent.quantize(proto, calibration=samples(tmp_path), recipe="A8W8", feedback="state=wide")

@@ -22,6 +22,13 @@ def shape(letters):
         ("bqhd,bkhd->bhqk", ["Transpose", "Transpose", "MatMul"]),
         ("bhqk,bkhd->bqhd", ["Transpose", "MatMul", "Transpose"]),
         ("dq, dk -> kq", ["Transpose", "MatMul", "Transpose"]),
+        ("bqd,dk->bqk", ["MatMul"]),
+        ("bhqd,dk->bhqk", ["MatMul"]),
+        ("bhqd,kd->bhqk", ["Transpose", "MatMul"]),
+        ("bhqd,hdk->bhqk", ["MatMul"]),
+        ("bhqd,qkd->bhqk", ["Transpose", "Transpose", "MatMul", "Transpose"]),
+        ("qd,bhdk->bhqk", ["MatMul"]),
+        ("dk,bqd->bqk", ["Transpose", "Transpose", "MatMul", "Transpose"]),
     ],
 )
 @pytest.mark.parametrize("constant", [False, True])

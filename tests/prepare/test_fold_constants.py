@@ -272,3 +272,97 @@ def test_shapes_that_are_computed_one_from_the_other_through_many_layers():
         exact=True,
     )
     assert done.ops == ["Reshape"] * count
+
+
+def loop_body(nodes, inputs, outputs, constants=None):
+    tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    kinds = {"i": TensorProto.INT64, "j": TensorProto.INT64, "on": TensorProto.BOOL, "on_out": TensorProto.BOOL}
+    infos = [
+        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None if name not in kinds else [])
+         for name in names.split()]
+        for names in (inputs, outputs)
+    ]  # fmt: skip
+    return helper.make_graph(nodes, "body", *infos, tensors)
+
+
+STEP = [
+    node("Cast", "i", "number", to=TensorProto.FLOAT),
+    node("MatMul", "state w", "product", name="same"),
+    node("Add", "product number", "next", name="add"),
+    node("Mul", "next k", "shown"),
+]
+
+
+@pytest.mark.parametrize("condition", ["on", "identity", "constant", "absent"])
+def test_a_loop_of_a_known_number_of_steps_is_written_out(condition):
+    """It carries a state, counts its steps, captures an outer weight, and gives out what each step shows."""
+    nodes = [*STEP]
+    if condition == "identity":
+        nodes.append(node("Identity", "on", "on_out"))
+    elif condition == "constant":
+        nodes.append(node("Constant", "", "on_out", value=numpy_helper.from_array(np.array(True))))
+    last = "on_out" if condition in ("identity", "constant") else "on"
+    body = loop_body(nodes, "i on state", f"{last} next shown", {"k": f32(1, seed=5)})
+    first = "_" if condition == "absent" else "go"
+    constants = {"count": np.array(3), "w": f32(4, 4, seed=1)} | ({} if first == "_" else {"go": np.array(True)})
+    proto = make(
+        [node("Loop", f"count {first} x", "y rows", name="loop", body=body)], {"x": [2, 4]}, {"y": None, "rows": None},
+        constants,
+    )  # fmt: skip
+    done = check(FoldConstants(), proto, rtol=1e-6)
+    assert "Loop" not in done.ops
+    assert done.ops.count("MatMul") == 3
+    assert done.ops.count("Concat") == 1
+    assert "Loop of 3 steps" in " ".join(change.what for change in done.step.changes)
+    assert [name for name, new in done.step.moved if new.nodes][-1] == "loop"
+
+
+def test_a_loop_in_a_loop_with_an_if_on_the_step_is_written_out():
+    branches = {
+        "then_branch": branch([node("Neg", "inner", "t")], "t"),
+        "else_branch": branch([node("Exp", "inner", "t")], "t"),
+    }
+    inside = loop_body([node("Add", "a state", "b")], "j on a", "on b")
+    nodes = [
+        node("Loop", "two _ state", "inner", body=inside),
+        node("Equal", "i one", "e"),
+        node("If", "e", "next", **branches),
+    ]
+    body = loop_body(nodes, "i on state", "on next")
+    constants = {"two": np.array(2), "one": np.array(1)}
+    done = check(
+        FoldConstants(), make([node("Loop", "two _ x", "y", body=body)], {"x": [3]}, {"y": None}, constants), rtol=1e-6
+    )
+    assert [each for each in done.ops if each != "Identity"] == ["Add", "Add", "Exp", "Add", "Add", "Neg"]
+
+
+def test_a_loop_that_would_multiply_large_weights_stays():
+    body = loop_body([node("MatMul", "state w", "next")], "i on state", "on next")
+    constants = {"count": np.array(5), "w": np.zeros((1024, 1024), np.float32)}
+    model = ir.from_proto(make([node("Loop", "count _ x", "y", body=body)], {"x": [1, 1024]}, {"y": None}, constants))
+    step = FoldConstants()
+    step(model)
+    assert [each.op_type for each in model.graph] == ["Loop"]
+    assert "20 MiB of weights" in step.declined[0].what
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "last", "reason"),
+    [
+        (600, [node("Neg", "state", "next")], "on", "600 steps of its body are 600 nodes"),
+        (0, [node("Neg", "state", "next")], "on", "0 steps"),
+        (3, [node("Neg", "state", "next"), node("Less", "i one", "on_out")], "on_out", "only when the model does"),
+        (None, [node("Neg", "state", "next")], "on", "only when the model does"),
+    ],
+)
+def test_other_loops_stay(count, nodes, last, reason):
+    body = loop_body(nodes, "i on state", f"{last} next")
+    inputs = [info("x", [3])]
+    if count is None:
+        inputs.append(helper.make_tensor_value_info("count", TensorProto.INT64, []))
+    constants = {"one": np.array(1)} | ({} if count is None else {"count": np.array(count)})
+    model = ir.from_proto(make([node("Loop", "count _ x", "y", body=body)], inputs, {"y": None}, constants))
+    step = FoldConstants()
+    step(model)
+    assert [each.op_type for each in model.graph] == ["Loop"]
+    assert reason in " ".join(each.what for each in step.declined)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def question_data(
     `declared`: the model's file says it, and is not doubted where samples of another kind give poor answers.
     """
     rows = _rows(samples, LOOKED_AT // 2)
-    name = max(rows[0], key=lambda name: rows[0][name].size, default=None) if rows else None
+    name = _telling_input(rows)
     if name is None:
         return []
     found = _of_values([row[name] for row in rows])
@@ -89,6 +90,7 @@ def question_data(
     # A model with a fixed batch takes whole samples only.
     answers = [given(index) for index in range(min(asked, len(samples)))]
     single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
+    idle = _idle_states(rows, _rows(answers, 1))
     told = _of_answers(purpose, _rows(answers, asked))
     # In a few images there may be nothing to detect.
     if told and (purpose.task is Task.DETECT or _ONE_KIND in told[0]):
@@ -99,7 +101,29 @@ def question_data(
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
-    return [*told, *found]
+    return [*told, *idle, *found]
+
+
+def _telling_input(rows: Sequence[Feeds]) -> str | None:
+    """Return the largest input, of those that differ between samples if any do: a state or a mask may be larger."""
+    if not rows:
+        return None
+    differing = [name for name, first in rows[0].items() if any(not np.array_equal(row[name], first) for row in rows)]
+    return max(differing or rows[0], key=lambda name: rows[0][name].size, default=None)
+
+
+def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
+    """Name inputs that are zero in all samples, and may be states that an output of their shape hands on."""
+    found = []
+    for name, first in rows[0].items():
+        alike = [output for output, array in answers[0].items() if array.shape == first.shape] if answers else []
+        if len(rows) > 1 and first.dtype.kind == "f" and alike and not any(row[name].any() for row in rows):
+            output = next(iter(get_close_matches(name, alike, 1, 0.0)))
+            found.append(
+                f"Input '{name}' is zero in all of the first {len(rows)} samples, so its range is that of zeros. If it "
+                f"is a state: --feedback {name}={output}."
+            )
+    return found
 
 
 _FATAL = " cannot be learned from"

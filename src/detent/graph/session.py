@@ -205,11 +205,24 @@ def run_session(
     try:
         results: list[npt.NDArray[Any]] = session.run(list(names), dict(feeds))
     except runtime_errors() as error:
-        raise DataError(
-            f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
-            "Check the shape of the input (for images: --size)."
-        ) from error
+        said = first_line(str(error))
+        raise DataError(f"onnxruntime could not run the model on {origin}: {said} {_advice(said)}") from error
     return [as_array(name, result) for name, result in zip(names, results, strict=True)]
+
+
+_PAST_THE_TABLE = re.compile(r"indices element out of data bounds, idx=-?\d+ .* \[-\d+,(\d+)\]")
+
+
+def _advice(said: str) -> str:
+    """Return what to look at after an error of onnxruntime."""
+    found = _PAST_THE_TABLE.search(said)
+    if found is None:
+        return "Check the shape of the input (for images: --size)."
+    return (
+        f"The table that is read there has {int(found[1]) + 1} entries. If they are of tokens, the sample's ids are of "
+        "another vocabulary: use the tokenizer of this model. If they are of positions, the sample is longer than the "
+        "model can read: truncate it."
+    )
 
 
 def as_array(name: str, result: Any) -> npt.NDArray[Any]:

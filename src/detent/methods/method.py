@@ -25,7 +25,7 @@ Over many steps the squared error is the familiar s^2 / 12 for each value.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -262,6 +262,17 @@ class Method(ABC):
     ) -> QuantParams:
         """Return the parameters of a constant, whose points are `points_of(values)`."""
         return self.choose(points_of(values), fmt, tensor)
+
+    def choose_each(
+        self,
+        rows: Iterable[npt.NDArray[np.float32]],
+        fmt: IntegerFormat,
+        tensor: str,
+        points_of: Callable[[Any], Points],
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the scale and zero point of each of several channels or groups of a constant."""
+        chosen = [self.choose_values(row, fmt, tensor, points_of) for row in rows]
+        return np.array([each.scale for each in chosen]), np.array([each.zero_point for each in chosen])
 
     def choose_extremes(self, extremes: Range, fmt: IntegerFormat) -> QuantParams:
         """Return the parameters where only the extremes are known."""

@@ -8,7 +8,7 @@ power-of-two scale at which neither end of the range saturates; MinMax takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,19 @@ class OfExtremes(Method):
     ) -> QuantParams:
         """Return the parameters of a constant; its extremes need no points."""
         return self.choose_extremes(Range(float(values.min(initial=0.0)), float(values.max(initial=0.0))), fmt)
+
+    def choose_each(
+        self,
+        rows: Iterable[npt.NDArray[np.float32]],
+        fmt: IntegerFormat,
+        tensor: str,
+        points_of: Callable[[Any], Points],
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the scale and zero point of each of several channels or groups of a constant."""
+        if fmt.power_of_two:
+            return super().choose_each(rows, fmt, tensor, points_of)
+        ends = [(row.min(initial=0.0), row.max(initial=0.0)) for row in rows]
+        return fmt.fit_each(*np.array(ends, np.float64).reshape(-1, 2).T)
 
 
 @dataclass(frozen=True)

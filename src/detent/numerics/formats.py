@@ -194,19 +194,28 @@ class IntegerFormat(NumberFormat):
 
     def fit(self, low: float, high: float) -> QuantParams:
         """Return parameters that spread the codes over low..high; scale 1 for an empty range."""
-        low, high = min(low, 0.0), max(high, 0.0)
+        return QuantParams(self, *self.fit_each(low, high))
+
+    def fit_each(
+        self, low: npt.ArrayLike, high: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return scale and zero point for each of several ranges."""
+        low, high = np.minimum(low, 0.0, dtype=np.float64), np.maximum(high, 0.0, dtype=np.float64)
         steps = self.high - self.low
         # Not (high - low) / steps: both may be near the largest float.
-        scale = 2.0 * (max(-low, high) / steps) if self.symmetric else high / steps - low / steps
-        if scale == 0.0:
-            return QuantParams.of(self, 1.0, self.middle if self.symmetric else min(max(0, self.low), self.high))
-        scale = float(np.float32(max(scale, LEAST_SCALE)))
+        wanted = 2.0 * (np.maximum(-low, high) / steps) if self.symmetric else high / steps - low / steps
+        empty = wanted == 0.0
+        scale = np.maximum(wanted, LEAST_SCALE).astype(np.float32).astype(np.float64)
         if self.power_of_two:
-            return QuantParams.of(self, float(power_of_two_above(scale)), self.middle)
-        if self.scale == "int16":
-            scale = float(nearest_int16_scale(scale))
-        zero_point = self.middle if self.symmetric else round(self.low - low / scale)
-        return QuantParams.of(self, scale, min(max(zero_point, self.low), self.high))
+            scale = power_of_two_above(scale)
+        elif self.scale == "int16":
+            scale = nearest_int16_scale(scale)
+        scale = np.where(empty, 1.0, scale)
+        if self.symmetric:
+            return scale, np.full(scale.shape, self.middle, np.int64)
+        zero_point = np.full(scale.shape, self.middle) if self.power_of_two else np.rint(self.low - low / scale)
+        zero_point = np.where(empty, 0, zero_point)
+        return scale, np.clip(zero_point, self.low, self.high).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

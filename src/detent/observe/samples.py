@@ -150,7 +150,9 @@ def check_dtype(found: np.dtype[Any], spec: InputSpec, where: str) -> None:
         )
     if found.newbyteorder("=") == spec.dtype or (found in (np.float16, np.float64) and spec.dtype == np.float32):
         return
-    advice = f"Convert it with .astype(np.{spec.dtype.name})"
+    # Versions of NumPy below 2 have no np.bool.
+    kind = "bool" if spec.dtype.name == "bool" else f"np.{spec.dtype.name}"
+    advice = f"Convert it with .astype({kind})"
     if found.kind in "iub" and spec.dtype.kind == "f":
         advice += ", after the scaling that the model was trained with"
     raise DataError(f"{where} expects {spec.dtype.name}, found {found.name}. {advice}.")

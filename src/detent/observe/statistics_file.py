@@ -197,8 +197,8 @@ class StatisticsFile:
     `factors` are the logarithms by which channels had been rescaled; None: as they were. `equalization` is the choice
     that they follow from, as text; None: format 1 did not note it. `absorbed` are the biases that
     layers had given to those behind, by the value that was computed without them; None: as they were. `smoothed` are
-    the factors by which SmoothQuant had divided values, and `alpha` is what they follow from. `not_finite` are the
-    values that were not counted, since they held NaN or infinity.
+    the factors by which smoothing had divided values, and `alpha` is what they follow from: a number, or the choice as
+    text. `not_finite` are the values that were not counted, since they held NaN or infinity.
     """
 
     model: str
@@ -210,7 +210,7 @@ class StatisticsFile:
     factors: tuple[float, ...] | None = None
     absorbed: Mapping[str, tuple[float, ...]] | None = None
     smoothed: Mapping[str, tuple[float, ...]] | None = None
-    alpha: float | None = None
+    alpha: float | str | None = None
     equalization: str | None = None
     not_finite: Sequence[str] | None = None
     detent_version: str = __version__
@@ -247,7 +247,7 @@ _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "factors": _are_factors,
     "absorbed": _are_named,
     "smoothed": _are_named,
-    "alpha": _is_factor,
+    "alpha": lambda value: _is_factor(value) or _is_text(value),
     "equalization": _is_text,
     "not_finite": _are_names,
     "detent_version": _is_text,

@@ -326,10 +326,26 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
                     f"--feedback '{text}': the model has no {kind} '{name}'.{nearest(name, known)} It has "
                     f"{', '.join(known)}."
                 )
+        before, handed_on = (
+            next(value.shape for value in values if value.name == name)
+            for name, values in ((state, model.graph.inputs), (result, model.graph.outputs))
+        )
+        if before is not None and handed_on is not None and not _may_be_equal(before, handed_on):
+            raise UsageError(
+                f"--feedback '{text}': '{state}' has the shape {before} and '{result}' {handed_on}, so one is not the "
+                "other a step later."
+            )
         found[state] = result
     if found and len(found) == len(inputs):
         raise UsageError("--feedback names every input of the model: there must be one that samples are fed to.")
     return found
+
+
+def _may_be_equal(one: ir.Shape, other: ir.Shape) -> bool:
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and not any(
+        isinstance(size, int) and isinstance(another, int) and size != another for size, another in pairs
+    )
 
 
 def initial_states(model: ir.Model, specs: Sequence[InputSpec], states: Mapping[str, str]) -> dict[str, Array]:

@@ -120,15 +120,16 @@ def _clearly_worse(sums: Sequence[Sums], best: Sequence[Sums]) -> bool:
 JUDGED_ON = 8  # both models run on them: a paired comparison needs few
 
 
-def better_of(equalized: Observed, plain: Observed) -> Observed:
-    """Return the observation whose plan is closer to the given model, and say so if it is the plain one."""
-    samples = equalized.observation.measured_on[:JUDGED_ON]
-    judged = JudgedOutputs(equalized.prepared, equalized.original, samples)
-    with_it, without = (_error(each, judged) for each in (equalized, plain))
+def better_of(rescaled: Observed, plain: Observed, what: str) -> Observed:
+    """Return the observation whose plan is closer to the given model, and say so if it is the one without `what`."""
+    samples = rescaled.observation.measured_on[:JUDGED_ON]
+    judged = JudgedOutputs(rescaled.prepared, rescaled.original, samples)
+    with_it, without = (_error(each, judged) for each in (rescaled, plain))
     if with_it <= without:
-        return equalized
+        return rescaled
+    count = rescaled.observation.samples or len(rescaled.samples)
     note = (
-        f"Equalization was taken back: with {equalized.observation.samples} calibration samples, the error of the "
+        f"{what} was taken back: with {count} calibration samples, the error of the "
         f"answers on {len(samples)} held out was {with_it:.3g} with it and {without:.3g} without it. More samples may "
         "help it."
     )

@@ -19,10 +19,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.devices.catalog import OPTIONAL
+from detent.equalizations import Awq, smoothing_text
+from detent.equalizations.channel_problem import Floats
 from detent.equalize.absorb import Absorption, absorb, absorb_again
+from detent.equalize.activation_aware import AwqSmoother, WeightRounding
 from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.input_channels import Smoothing
 from detent.equalize.moments import Answers
-from detent.equalize.smooth_quant import Smoothing, SmoothQuant
+from detent.equalize.smooth_quant import SmoothQuant
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
 from detent.methods.method import Vote
@@ -36,6 +40,9 @@ from detent.observe.sweep import Checkpoint, NotFiniteError, Observation, look, 
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.plan import concats
+from detent.plan.layout import Layout
+from detent.plan.mixed import arrange
+from detent.plan.plan import params_of_constant
 from detent.recipe import Recipe
 from detent.recipe.recipe import EQUALIZING_SAMPLES, PRESETS, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
@@ -92,7 +99,7 @@ def _codes(formats: Mapping[str, NumberFormat]) -> dict[str, int]:
 
 def rescale(
     model: ir.Model,
-    formats: Mapping[str, NumberFormat],
+    layout: Layout,
     recipe: Recipe,
     samples: Sequence[PendingSample],
     saved: StatisticsFile | None,
@@ -101,19 +108,14 @@ def rescale(
 ) -> Rescaling:
     """Smooth, absorb and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if any.
 
-    `formats` are those of all values that will be quantized. `answers` takes what the model answers to samples that are
-    run for that.
+    `layout` has the formats of all values that will be quantized. `answers` takes what the model answers to samples
+    that are run for that.
     """
     smoothing = absorption = equalization = None
     # Factors of channels follow from the order of magnitude of activations, which a few samples show.
     few = samples[:EQUALIZING_SAMPLES]
     if recipe.smooth is not None and (saved is None or saved.smoothed is not None):
-        known = None if saved is None else saved.smoothed
-        bits = _bits(recipe.activations), _bits(recipe.weights)
-        strategy = SmoothQuant(recipe.smooth)
-        smoothing = (
-            strategy.smooth(model, few, threads, bits=bits) if known is None else strategy.smooth_again(model, known)
-        )
+        smoothing = _smooth(model, layout, recipe, few, None if saved is None else saved.smoothed, threads)
     if recipe.equalize is not None:
         # Absorbing changes biases, which the factors of equalization then scale: the order is part of what a statistics
         # file keeps.
@@ -123,8 +125,42 @@ def rescale(
         if saved is not None and saved.factors is not None:
             equalization = equalize_again(model, saved.factors)
         else:
-            equalization = equalize(model, recipe.equalize, few, threads, codes=_codes(formats), answers=answers)
+            equalization = equalize(model, recipe.equalize, few, threads, codes=_codes(layout.formats), answers=answers)
     return Rescaling(smoothing, absorption, equalization)
+
+
+def _smooth(
+    model: ir.Model,
+    layout: Layout,
+    recipe: Recipe,
+    samples: Sequence[PendingSample],
+    known: Mapping[str, Sequence[float]] | None,
+    threads: int,
+) -> Smoothing:
+    """Divide values by factors of their channels: by those that are `known`, if any."""
+    choice = recipe.smooth
+    if isinstance(choice, Awq):
+        by_error = AwqSmoother(choice, insert=choice.insert)
+        if known is None:
+            return by_error.smooth(model, samples, _rounding(layout, recipe), threads)
+        return by_error.smooth_again(model, known)
+    assert choice is not None, "the recipe smooths"
+    by_size = SmoothQuant(choice)
+    if known is None:
+        return by_size.smooth(model, samples, threads, bits=(_bits(recipe.activations), _bits(recipe.weights)))
+    return by_size.smooth_again(model, known)
+
+
+def _rounding(layout: Layout, recipe: Recipe) -> WeightRounding:
+    """Return what becomes of weights when they are written, before they are refined."""
+
+    def of(name: str) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None:
+        site, fmt = layout.sites.get(name), layout.formats.get(name)
+        if site is None or fmt is None:
+            return None
+        return lambda numbers: params_of_constant(numbers, fmt, recipe.method_of_weights, site).snap(numbers)
+
+    return of
 
 
 # With so many samples, channels have shown how large they get: equalization has to prove itself with fewer.
@@ -175,8 +211,8 @@ class Observed:
         return replace(self, prepared=prepared, samples=_first_samples(job, self.source, None))
 
 
-# Chooses between the observation of the equalized model and that of the plain one.
-BetterOf = Callable[[Observed, Observed], Observed]
+# Chooses between the observation of a rescaled model and that of the plain one; the name is that of what was done.
+BetterOf = Callable[[Observed, Observed, str], Observed]
 
 
 def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observed:
@@ -192,8 +228,10 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
             answers: Answers = {}
             before = channel_magnitudes(model, layout)
             plain = model.clone() if _is_on_trial(job, source, saved) else None  # weights are shared until they change
-            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads, answers)
+            unscaled = model.clone() if isinstance(job.recipe.smooth, Awq) and saved is None else None
+            rescaling = rescale(model, layout, job.recipe, samples, saved, job.collecting.threads, answers)
             channels = channel_sizes(before, channel_magnitudes(model, layout))
+            prepared = _with_inserted(prepared, rescaling)
             questions = background.submit(_question, prepared, loading, _looked_at(job, samples, source), answers)
             if job.options["strict"] and (found := questions.result()):
                 raise DataError(f"{found[0]} (--strict)")
@@ -204,7 +242,9 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
             findings = questions.result()
             observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
             if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
-                observed = better_of(observed, _unequalized(observed, plain))
+                observed = better_of(observed, _unequalized(observed, plain), "Equalization")
+            if unscaled is not None and rescaling.smoothed and observation.runner is not None:
+                observed = better_of(observed, _unsmoothed(observed, unscaled, layout, before), "Awq")
             observed.observation.notes.extend(said)
             if job.collecting.save is not None and saved is None and prepared.needs_statistics:
                 _save(observed)
@@ -227,6 +267,28 @@ def _unequalized(observed: Observed, plain: ir.Model) -> Observed:
     prepared, observation = _counted(prepared, observed.source, None, None)
     rescaling = Rescaling(equalization=equalization)
     return replace(observed, prepared=prepared, rescaling=rescaling, channels={}, observation=observation)
+
+
+def _with_inserted(prepared: Prepared, rescaling: Rescaling) -> Prepared:
+    """Decide anew what is quantized if nodes were inserted."""
+    if rescaling.smoothing is None or not rescaling.smoothing.inserted:
+        return prepared
+    job = prepared.job
+    return replace(
+        prepared, layout=arrange(prepared.model, job.selection, job.recipe, prepared.became, prepared.tail)
+    ).without(prepared.not_finite)
+
+
+def _unsmoothed(observed: Observed, plain: ir.Model, layout: Layout, before: Mapping[str, Floats]) -> Observed:
+    """Return what would have been observed without smoothing."""
+    job = observed.prepared.job
+    recipe = job.recipe.replace(smooth=None)
+    rescaling = rescale(plain, layout, recipe, observed.samples, None, job.collecting.threads)
+    channels = channel_sizes(before, channel_magnitudes(plain, layout))
+    prepared, observation = _counted(
+        replace(observed.prepared, model=plain, layout=layout), observed.source, None, None
+    )
+    return replace(observed, prepared=prepared, rescaling=rescaling, channels=channels, observation=observation)
 
 
 def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) -> list[PendingSample]:
@@ -309,15 +371,17 @@ def _check_smoothing(file: StatisticsFile, recipe: Recipe) -> None:
     """
     if file.smoothed is not None and recipe.smooth is None:
         raise UsageError("The statistics were counted after smoothing: give --smooth, or calibrate again.")
-    if file.smoothed is None and recipe.smooth not in (None, file.alpha, _usual_smoothing(recipe)):
+    wanted = None if recipe.smooth is None else smoothing_text(recipe.smooth)
+    made = f"{file.alpha:g}" if isinstance(file.alpha, float) else file.alpha
+    if file.smoothed is None and wanted not in (None, made, _usual_smoothing(recipe)):
         raise UsageError("The statistics were counted without smoothing: give no --smooth, or calibrate again.")
-    if file.smoothed is not None and file.alpha != recipe.smooth:
-        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+    if file.smoothed is not None and made != wanted:
+        raise UsageError(f"The statistics were counted after smoothing by {made}: give that, or calibrate again.")
 
 
-def _usual_smoothing(recipe: Recipe) -> float | None:
+def _usual_smoothing(recipe: Recipe) -> str | None:
     preset = PRESETS.get(recipe.name)
-    return None if preset is None else preset.smooth
+    return None if preset is None or preset.smooth is None else smoothing_text(preset.smooth)
 
 
 def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
@@ -433,7 +497,7 @@ def _save(observed: Observed) -> None:
         factors=rescaling.factors,
         absorbed=rescaling.absorbed,
         smoothed=rescaling.smoothed or None,
-        alpha=recipe.smooth,
+        alpha=recipe.smooth if isinstance(recipe.smooth, float) else choice_text(recipe.smooth),
         equalization=choice_text(recipe.equalize),
         not_finite=prepared.not_finite,
     )

@@ -336,9 +336,11 @@ def _without_learning(job: Job, layout: Layout) -> tuple[Job, tuple[str, ...]]:
     refinement = job.recipe.refinement
     if job.calibration is not None or not job.recipe.learns or _needs_statistics(layout):
         return job, ()
-    name = "The search for ranges" if refinement is None else type(refinement).__name__
+    other = "The search for ranges" if job.recipe.search_ranges else "Awq"
+    name = other if refinement is None else type(refinement).__name__
     warning = f"{name} was left out: it needs data, which the rest of the recipe does not. Give some (--calib)."
-    return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), (warning,)
+    smooth = job.recipe.smooth if isinstance(job.recipe.smooth, float) else None
+    return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False, smooth=smooth)), (warning,)
 
 
 def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:

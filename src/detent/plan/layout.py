@@ -360,6 +360,8 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return "rounds nothing; between two formats it stands for the conversion"
     if is_standard(node, "BatchNormalization") and isinstance(why := read_batchnorm(node), str):
         return f"it could not be folded into a layer: {why}"
+    if node.op_type == "MatMulNBits":
+        return "its weights are codes already"
     if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
     for value in (*node.inputs, *node.outputs):

@@ -31,7 +31,7 @@ from detent.numerics.formats import (
     is_product_bias,
     power_of_two_above,
 )
-from detent.numerics.interface import Params
+from detent.numerics.interface import NumberFormat, Params
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
@@ -60,8 +60,7 @@ def choose_params_of_values(
     if axis is None or array.size == 0:
         return method.choose_values(array, fmt, tensor, points_of)
     channels = np.moveaxis(array, axis, 0)
-    chosen = [method.choose_values(channel, fmt, tensor, points_of) for channel in channels]
-    return QuantParams.stack(chosen, axis % array.ndim)
+    return QuantParams(fmt, *method.choose_each(channels, fmt, tensor, points_of), axis % array.ndim)
 
 
 def choose_params_of_groups(
@@ -72,14 +71,12 @@ def choose_params_of_groups(
     array = np.moveaxis(np.asarray(values, np.float32), axis, -1)
     size = min(fmt.group_size, array.shape[-1])
     starts = range(0, array.shape[-1], size)
-    rows = array.reshape(-1, array.shape[-1])
-    chosen = [
-        method.choose_values(row[start : start + size], fmt, tensor, points_of) for row in rows for start in starts
-    ]
+    groups = [row[start : start + size] for row in array.reshape(-1, array.shape[-1]) for start in starts]
     shape = (*array.shape[:-1], len(starts))
-    scales = np.array([params.scale for params in chosen], np.float64).reshape(shape)
-    zero_points = np.array([params.zero_point for params in chosen], np.int64).reshape(shape)
-    return QuantParams(fmt, np.moveaxis(scales, -1, axis), np.moveaxis(zero_points, -1, axis), axis, size)
+    scale, zero_point = (
+        np.moveaxis(each.reshape(shape), -1, axis) for each in method.choose_each(groups, fmt, tensor, points_of)
+    )
+    return QuantParams(fmt, scale, zero_point, axis, size)
 
 
 def settled_params(largest: float, fmt: IntegerFormat, method: Method) -> QuantParams:
@@ -267,12 +264,10 @@ def _choose(
     if not fmt.needs_data:
         return fmt.along(site.summed)
     if is_float(fmt):
-        if site.role is Role.ACTIVATION:
-            seen = statistics[site.value].histogram
-            return method.choose_float(lambda: Points.of_histogram(seen), float(seen.largest), fmt)
-        numbers = _elements(model, site)
-        largest = float(np.abs(numbers).max(initial=0.0))
-        return recipe.method_of_weights.choose_float(lambda: Points.of_values(numbers), largest, fmt)
+        if site.role is not Role.ACTIVATION:
+            return params_of_constant(_elements(model, site), fmt, recipe.method_of_weights, site)
+        seen = statistics[site.value].histogram
+        return method.choose_float(lambda: Points.of_histogram(seen), float(seen.largest), fmt)
     assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if given is not None:
         return fmt.fit(*given)
@@ -282,12 +277,19 @@ def _choose(
         return choose_params(statistics[site.value], fmt, method, site.value)
     if site.role is Role.BIAS and is_product_bias(fmt):
         return QuantParams.of(fmt, 1.0, 0)
-    values = _elements(model, site)
+    return params_of_constant(_elements(model, site), fmt, recipe.method_of_weights, site)
+
+
+def params_of_constant(values: npt.NDArray[np.float32], fmt: NumberFormat, method: Method, site: Site) -> Params:
+    """Return the parameters of a weight or bias with these elements, for the whole of it or each channel or group."""
+    if not fmt.needs_data:
+        return fmt.along(site.summed)
+    if is_float(fmt):
+        return method.choose_float(lambda: Points.of_values(values), float(np.abs(values).max(initial=0.0)), fmt)
+    assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if fmt.group_size and values.ndim > 1:
-        return choose_params_of_groups(values, fmt, recipe.method_of_weights, site.value, site.summed)
-    return choose_params_of_values(
-        values, fmt, recipe.method_of_weights, site.value, site.axis if fmt.per_channel else None
-    )
+        return choose_params_of_groups(values, fmt, method, site.value, site.summed)
+    return choose_params_of_values(values, fmt, method, site.value, site.axis if fmt.per_channel else None)
 
 
 def _reached(site: Site, statistics: Mapping[str, TensorStatistics], is_output: bool) -> float:

@@ -107,6 +107,10 @@ class Pass(RewriteNotes, ir.passes.InPlacePass):
             self._names = Names(model)
         return self._names.fresh(f"{label_of(node)}/{role}")
 
+    def forget_names(self) -> None:
+        """Collect the names of the model anew when a fresh one is needed: nodes came from elsewhere."""
+        self._names = None
+
     def initializer(self, model: ir.Model, node: ir.Node, role: str, array: npt.NDArray[Any]) -> ir.Value:
         """Return a new initializer of the main graph that holds the array, named after the node and its role."""
         return values.add_initializer(model.graph, self.fresh(model, node, role), array)

@@ -2,8 +2,8 @@
 
 FoldConstants: a node whose inputs are all constants gives the same result in every run, so an initializer with that
 result replaces it. All such nodes are cut out into one small model, which onnxruntime runs once with the kernels that
-would have run them every time. The shape of a value whose dimensions are all known is a constant as well. An If with a
-constant condition always runs the same branch, whose nodes stand in its place then.
+would have run them every time. The shape of a value whose dimensions are all known is a constant as well. Bodies of If
+and Loop that run a known number of times stand in the place of these: `bodies`.
 
 RemoveIdentity: Identity copies its input, and at inference so does Dropout. So do x * 1, x / 1, x + 0 and x - 0, which
 would cost a rounding each. Readers of the copy read the original.
@@ -27,8 +27,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from detent.graph import values
 from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.session import first_line, session_options
-from detent.graph.values import Names
-from detent.prepare.base import Pass, label_of
+from detent.prepare.base import Pass
+from detent.prepare.bodies import initializer_of, own_tensor, take_branch, unroll
 from detent.prepare.shapes import infer
 
 _INLINE_LIMIT = 1024  # bytes; larger constants are fed as inputs
@@ -107,7 +107,8 @@ class FoldConstants(Pass):
     - nodes of the standard domain all of whose inputs are constant, in one onnxruntime session. Not: random operators,
       control flow, QuantizeLinear and DequantizeLinear, and results over 16 MiB that outgrow their inputs;
     - Cast to the type that its input has already;
-    - an If whose condition is constant, as many are once shapes are: the branch that it chooses takes its place;
+    - an If whose condition is constant, as many are once shapes are: the branch that it chooses takes its place; a Loop
+      that runs a known number of times, and becomes few enough nodes, is written out;
     - a constant that is itself a graph output keeps its node;
     - while Shape nodes are left, shapes are inferred again from what was folded, and the search is repeated;
     - then nodes and initializers without a use are removed.
@@ -131,7 +132,8 @@ class FoldConstants(Pass):
             RemoveUnusedNodesPass()(model)  # first: what is left of large models is inferred several times as fast
             removed += count - len(model.graph)
             # A shape that is not known yet would make further constants, and so may what stood in a branch.
-            taken = [self._take_branch(model, node) for node in model.graph if values.is_standard(node, "If")]
+            taken = [take_branch(self, model, node) for node in model.graph if values.is_standard(node, "If")]
+            taken += [unroll(self, model, node) for node in model.graph if values.is_standard(node, "Loop")]
             if len(self.changes) == before or not (
                 any(taken) or any(values.is_standard(node, "Shape", "Size") for node in model.graph)
             ):
@@ -151,7 +153,7 @@ class FoldConstants(Pass):
         if tensor is None:
             self.decline(node, "it is sparse, or refers to a function's parameter")
             return
-        value = _initializer(tensor)
+        value = initializer_of(tensor)
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
@@ -182,45 +184,6 @@ class FoldConstants(Pass):
             self.changed(node, f"Cast of a {source.dtype} to its own type removed")
         else:
             self.decline(node, reason)
-
-    def _take_branch(self, model: ir.Model, node: ir.Node) -> bool:
-        """Write the branch of an If in its place, if the condition is constant. Return whether it is."""
-        condition = values.constant(node.inputs[0])
-        if condition is None or condition.size != 1:
-            return False
-        chosen, other = ("then_branch", "else_branch")[:: 1 if condition.item() else -1]
-        if not {chosen, other} <= node.attributes.keys():
-            return False  # the checker says so
-        branch = node.attributes[chosen].as_graph()
-        for each in node.attributes[other].as_graph().all_nodes():
-            for index in range(len(each.inputs)):
-                each.replace_input_with(index, None)  # what only the other branch reads has no use any more
-        results = list(branch.outputs)
-        branch.outputs.clear()
-        # Names are unique along a path of graphs, not across branches: those of two may be the same.
-        names = Names(model, apart_from=[each.as_graph() for each in node.attributes.values()])
-        for initializer in list(branch.initializers.values()):
-            assert initializer.const_value is not None, "an initializer is constant"
-            moved = _initializer(_own_tensor(initializer.const_value, names.fresh(str(initializer.name))))
-            initializer.replace_all_uses_with(moved)
-            results = [moved if value is initializer else value for value in results]
-            model.graph.register_initializer(moved)
-        nodes = list(branch)
-        branch.remove(nodes)
-        for each in nodes:
-            each.name = names.fresh(label_of(each))
-            for value in each.outputs:
-                value.name = names.fresh(str(value.name)) if value.name else value.name
-        model.graph.insert_before(node, nodes)
-        for outer, inner in zip(node.outputs, results, strict=True):
-            copy = ir.node("Identity", [inner], name=names.fresh(f"{label_of(node)}/result"))
-            model.graph.insert_before(node, copy)
-            values.take_over(outer, copy.outputs[0])
-        self._names = None  # there are others now
-        self.replaced(node, *nodes)
-        model.graph.remove(node, safe=True)
-        self.changed(node, f"If with a constant condition: its {chosen} took its place")
-        return True
 
     def _evaluate(self, model: ir.Model) -> None:
         folded, sizes = self._find(model.graph)
@@ -277,18 +240,6 @@ class FoldConstants(Pass):
             value.name = self.fresh(model, node, "unused")
 
 
-def _own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Return a tensor with the same numbers and its own name: another name would be written into the caller's file."""
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
-
-
-def _initializer(tensor: ir.TensorProtocol) -> ir.Value:
-    shape = ir.Shape(tensor.shape.numpy())
-    return ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-
-
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node, as a new object; whichever attribute holds it."""
     if len(node.attributes) != 1:
@@ -298,7 +249,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     if attribute.is_ref():
         return None
     if kind == "value":
-        return _own_tensor(attribute.value, name)
+        return own_tensor(attribute.value, name)
     if kind in ("value_int", "value_ints"):
         return ir.Tensor(np.array(attribute.value, np.int64), name=name)
     if kind in ("value_float", "value_floats"):

@@ -301,10 +301,12 @@ class EinsumToMatMul(OperatorPass):
     """Replace Einsum of two operands by MatMul, with a Transpose where an operand or the result has another order.
 
     Letters are those of both operands and the result (batch), of both alone (summed), and of one operand and the
-    result (row, column): the sum is MatMul of (batch, row, summed) and (batch, summed, column).
+    result (row, column): the sum is MatMul of (batch, row, summed) and (batch, summed, column). More rows, or more
+    columns, stand before the batch of their operand: MatMul repeats the other operand along them.
 
     Cases:
-    - one letter is summed, one is a row and one a column; any number are batch; constants are transposed at once;
+    - one letter is summed; of rows and columns, one kind has one letter; any number are batch; constants are transposed
+      at once;
     - declined: other numbers of letters, a letter twice in one operand, an ellipsis, sums over one operand alone.
     """
 
@@ -319,18 +321,22 @@ class EinsumToMatMul(OperatorPass):
         batch = [letter for letter in result if letter in left and letter in right]
         summed = [letter for letter in left if letter in right and letter not in result]
         row, column = ([x for x in side if x not in batch and x not in summed] for side in (left, right))
-        if not len(summed) == len(row) == len(column) == 1 or len({*result}) != len(result):
+        if len(summed) != 1 or min(len(row), len(column)) != 1 or len({*result}) != len(result):
             return f"'{equation}' is not one sum over rows and columns"
         if sorted(left) != sorted([*batch, *row, *summed]) or sorted(right) != sorted([*batch, *summed, *column]):
             return f"'{equation}' has a letter twice in one operand"
         if sorted(result) != sorted([*batch, *row, *column]):
             return f"'{equation}' sums over one operand alone"
-        orders = ((left, [*batch, *row, *summed]), (right, [*batch, *summed, *column]))
+        front = [*row[:-1], *column[:-1]]
+        orders = (
+            (left, [*row[:-1], *batch, row[-1], *summed]),
+            (right, [*column[:-1], *batch, *summed, column[-1]]),
+        )
         operands = [
             self._ordered(model, node, value, [letters.index(letter) for letter in order], role)
             for value, (letters, order), role in zip(node.inputs, orders, ("left", "right"), strict=True)
         ]
-        made, back = [*batch, *row, *column], node.outputs[0]
+        made, back = [*front, *batch, row[-1], column[-1]], node.outputs[0]
         product = ir.node("MatMul", operands, name=node.name)
         product.outputs[0].type = back.type
         model.graph.insert_before(node, product)

@@ -25,7 +25,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from detent.equalizations import EQUALIZATIONS, equalization_of, parse_equalization
+from detent.equalizations import (
+    EQUALIZATIONS,
+    SMOOTHINGS,
+    Awq,
+    equalization_of,
+    parse_equalization,
+    parse_smoothing,
+)
 from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
@@ -52,6 +59,7 @@ _CHOICES: Mapping[str, tuple[Callable[[str], Any], Mapping[str, Any]]] = {
     "method": (parse_method, METHODS),
     "weight_method": (parse_method, METHODS),
     "equalize": (parse_equalization, EQUALIZATIONS),
+    "smooth": (parse_smoothing, SMOOTHINGS),
     "refinement": (parse_refinement, REFINEMENTS),
 }
 
@@ -64,6 +72,8 @@ def to_plain(recipe: Recipe) -> Plain:
     plain["method"] = _named(recipe.method)
     if recipe.weight_method is not None:
         plain["weight_method"] = _named(recipe.weight_method)
+    if dataclasses.is_dataclass(recipe.smooth):
+        plain["smooth"] = _named(recipe.smooth)
     plain["equalize"] = NONE if recipe.equalize is None else _named(recipe.equalize)
     plain["refinement"] = NONE if recipe.refinement is None else _named(recipe.refinement)
     plain["overrides"] = [_override_to_plain(override) for override in recipe.overrides]
@@ -132,7 +142,7 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             found[key] = None
         elif key == "equalize" and isinstance(value, bool):
             found[key] = equalization_of(value)
-        elif key in _CHOICES:
+        elif key in _CHOICES and not (key == "smooth" and isinstance(value, int | float)):
             found[key] = _parse_named(value, *_CHOICES[key], key)
         elif key == "overrides":
             found[key] = tuple(_parse_override(table) for table in _expect(value, list, key))
@@ -242,7 +252,7 @@ def _listed(value: Any) -> Any:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _named(choice: Method | Refinement | Equalizer) -> Plain:
+def _named(choice: Method | Refinement | Equalizer | Awq) -> Plain:
     return {"name": type(choice).__name__, **_fields(choice)}
 
 
@@ -314,7 +324,7 @@ def _described(hint: Any) -> str:
         plural = {str: "words", float: "numbers"}.get(inner, "lists")
         return f"a list of {plural}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} {plural}"
     words = {bool: "true or false", str: "a word", int: "a whole number", float: "a number", type(None): f"'{NONE}'"}
-    return words[hint]
+    return words.get(hint) or f"'{hint.__name__}'"
 
 
 def _parse_text(text: str) -> Any:

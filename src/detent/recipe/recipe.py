@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from detent.equalizations import GlobalEqualization, equalization_of
+from detent.equalizations import Awq, GlobalEqualization, equalization_of
 from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow, Percentile
@@ -101,8 +101,9 @@ class Recipe:
     their own. With `dynamic`, activations get their scales while the model runs, and nothing is calibrated.
 
     `equalize` rescales channels before anything is quantized, unless it is None; `smooth` moves outliers of activations
-    into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
-    afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
+    into the weights behind them (SmoothQuant, the number is its alpha), or finds factors by the error of rounded
+    weights (Awq); the `refinement` chooses weights and biases afterwards. With `search_ranges` the scales of
+    activations are those that the network's output asks for.
 
     `widen` is the SQNR in dB at the outputs that 8-bit activations together must keep: those that cost most get 16 bits
     until the others do. That is for networks with normalization layers, in which a few channels are many times as large
@@ -133,7 +134,7 @@ class Recipe:
     dynamic: bool = False
     target: str = "npu-cnn"
     equalize: Equalizer | None = GlobalEqualization()  # noqa: RUF009
-    smooth: float | None = None
+    smooth: float | Awq | None = None
     widen: float | None = None
     widen_everywhere: bool = False
     search_ranges: bool = False
@@ -161,7 +162,7 @@ class Recipe:
         for op_type in self.fuse:
             if op_type not in FUSABLE_ACTIVATIONS:
                 raise UsageError(f"fuse has '{op_type}'. Choose from {', '.join(FUSABLE_ACTIVATIONS)}.")
-        if self.smooth is not None and not 0.0 <= self.smooth <= 1.0:
+        if isinstance(self.smooth, int | float) and not 0.0 <= self.smooth <= 1.0:
             raise UsageError(f"smooth is {self.smooth}: the alpha of SmoothQuant is between 0 and 1, such as 0.5.")
         if self.widen is not None and not 0.0 < self.widen <= MOST_DECIBELS:
             raise UsageError(f"widen is {self.widen}: an SQNR in dB above 0 and up to {MOST_DECIBELS:g}, such as 20.")
@@ -180,7 +181,7 @@ class Recipe:
     @property
     def learns(self) -> bool:
         """Whether anything is chosen by what it does to the answers of the model."""
-        return self.refinement is not None or self.search_ranges
+        return self.refinement is not None or self.search_ranges or isinstance(self.smooth, Awq)
 
     @property
     def emulated(self) -> DeviceRounding | None:

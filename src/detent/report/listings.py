@@ -12,6 +12,7 @@ from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
 from detent.convert.splitting import tail_file
 from detent.devices.device import Device, Generation
+from detent.equalizations import smoothing_text
 from detent.errors import listed
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
@@ -79,7 +80,7 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     steps = [] if recipe.equalize is None else ["equalize channels"]
     steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
-    steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
+    steps += [f"smooth activations ({smoothing_text(recipe.smooth)})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {recipe.method.name}"]
     widens = "widen everywhere" if recipe.widen_everywhere else "widen"
     steps += [f"{widens} ({recipe.widen:g} dB)"] if recipe.widen is not None else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
-from detent.equalize.smooth_quant import Smoothing
+from detent.equalize.input_channels import Smoothing
 from detent.errors import listed
 from detent.prepare import FixBatch, FixShapes
 from detent.refine.ranges import RULE as RANGES

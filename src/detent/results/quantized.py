@@ -17,7 +17,7 @@ import onnx
 from detent.convert.splitting import Cut
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
-from detent.equalize.smooth_quant import Smoothing
+from detent.equalize.input_channels import Smoothing
 from detent.errors import UsageError
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
