@@ -240,14 +240,14 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     """
     where = name_of(model)
     if isinstance(model, onnx.ModelProto):
-        graph_model = _deserialize(model, where, folder=None)
+        graph_model = _deserialize(model, where, path=None)
     else:
         path = Path(model)
         proto = read_proto(path)
         _EXTERNAL_FILES[_version_of(path)] = sorted(external_files(proto))
         check_functions(proto, where)  # first: native code would write them out
         finish_trial(path)
-        graph_model = _deserialize(proto, where, folder=path.parent)
+        graph_model = _deserialize(proto, where, path)
         graph_model.meta[FILE] = path  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
@@ -352,23 +352,23 @@ UNREADABLE = (
 )
 
 
-def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
+def _deserialize(proto: onnx.ModelProto, where: str, path: Path | None) -> ir.Model:
     if not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{where} is not an ONNX model: it has no operator set or no output. Export it again.")
     _refuse_unknown(proto, where)
-    check_message(proto, where, folder)
+    check_message(proto, where, path)
     try:
-        proto = mended(proto, owned=folder is not None)
+        proto = mended(proto, owned=path is not None)
         large = _large_tensors(proto)
-        model = ir.from_proto(_without(proto, large) if folder is not None and large else proto)
+        model = ir.from_proto(_without(proto, large) if path is not None and large else proto)
         for name, tensor in large.items():
             model.graph.initializers[name].const_value = tensor
     except UNREADABLE as error:
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {root_cause(error)}") from error
     _refuse_dangling(model, where)
     _refuse_malformed(model, where)
-    if folder is not None:
-        ir.external_data.set_base_dir(model.graph, str(folder) or ".")
+    if path is not None:
+        ir.external_data.set_base_dir(model.graph, str(path.parent))
     return model
 
 

@@ -3,7 +3,8 @@
 Checked, without reading any data: the opset is there, and a number that there can be; functions that call functions do
 not grow into more nodes than a machine can hold; every tensor has a known type, no size below zero, and as many bytes
 as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below the
-model's own folder, in a file that is long enough.
+model's own folder, in a file that is long enough. In a cache of downloads the model and its data are links to files in
+another folder: a link beside the model may lead to where the model itself leads, and nowhere else.
 
 Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
 
@@ -61,7 +62,7 @@ _FIELDS: dict[int, str] = {
 }
 
 
-def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
+def check_message(proto: onnx.ModelProto, where: str, path: Path | None) -> None:
     """Raise ModelError for an opset that cannot be, and, naming it, for a tensor whose data is not what it declares or
     is not to be read.
 
@@ -74,9 +75,9 @@ def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> No
         _refuse_standard_nodes(proto, where)
     _refuse_hollow_attributes(proto, where)
     for tensor in proto.graph.initializer:
-        _check_tensor(tensor, where, folder, most_inside=SMALL)
+        _check_tensor(tensor, where, path, most_inside=SMALL)
     for tensor in _other_tensors(proto):
-        _check_tensor(tensor, where, folder, most_inside=MOST_BYTES)
+        _check_tensor(tensor, where, path, most_inside=MOST_BYTES)
 
 
 def _refuse_standard_nodes(proto: onnx.ModelProto, where: str) -> None:
@@ -135,13 +136,13 @@ def check_functions(proto: onnx.ModelProto, where: str) -> None:
         )
 
 
-def _check_tensor(tensor: onnx.TensorProto, where: str, folder: Path | None, most_inside: int) -> None:
+def _check_tensor(tensor: onnx.TensorProto, where: str, path: Path | None, most_inside: int) -> None:
     """Check one tensor. External data up to `most_inside` bytes is read into it."""
     size = _declared_bytes(tensor, where)
     if tensor.data_location != TensorProto.EXTERNAL:
         _check_elements(tensor, where, size)
         return
-    start, length, file = _external_place(tensor, where, folder, size)
+    start, length, file = _external_place(tensor, where, path, size)
     if length <= most_inside:
         _read_into(tensor, file, start, length)
 
@@ -217,20 +218,21 @@ def _check_elements(tensor: onnx.TensorProto, where: str, size: int) -> None:
         )
 
 
-def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, size: int) -> tuple[int, int, Path]:
-    """Return where external data starts, its bytes and its file, below the model's folder and long enough."""
+def _external_place(tensor: onnx.TensorProto, where: str, path: Path | None, size: int) -> tuple[int, int, Path]:
+    """Return where external data starts, its bytes and its file, which may be read and is long enough."""
     entries = {_as_text(entry.key): _as_text(entry.value) for entry in tensor.external_data}
     location = entries.get("location", "")
-    if folder is None:
+    if path is None:
         raise ModelError(
             f"Tensor '{tensor.name}' of {where} has its data in another file ('{location}'). Load the model with "
             "onnx.load(path), which reads it, or give the path."
         )
-    file = folder / location
+    file = path.parent / location
     try:
-        inside = bool(location) and file.resolve().is_relative_to(folder.resolve())
+        linked = file.parent == path.parent and file.is_symlink()
+        homes = [path.parent.resolve(), *([path.resolve().parent] if linked else [])]
+        inside = bool(location) and any(file.resolve().is_relative_to(home) for home in homes)
         found = file.stat().st_size if inside and file.is_file() else None
-        linked = file.parent == folder and file.is_symlink()  # as in a cache of downloads
     except (ValueError, OSError, RuntimeError):  # a NUL in it, a name too long, a circle of links
         inside, found, linked = False, None, False
     if not inside:
