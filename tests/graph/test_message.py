@@ -10,9 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.errors import ModelError
-from detent.graph.load import files_of, load, read
+from detent.graph.load import files_of, load, read, unzipped
 from detent.graph.session import Runner
 from tests.conftest import tiny_model
+from tests.models import normal, with_maps
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -208,12 +209,32 @@ def test_a_file_of_external_data_whose_name_is_no_text_is_not_there(tmp_path):
 
 
 def test_types_that_only_the_converter_knows_are_a_model_error():
-    """scikit-learn's exporters end with a sequence of maps; here the file does not say that it is one."""
+    """An output that is a sequence of maps, which the file does not say."""
     node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
-    x, maps = helper.make_tensor_value_info("x", 1, [1, 2]), helper.make_empty_tensor_value_info("maps")
+    same = helper.make_node("Identity", ["maps"], ["y"])
+    x, maps = helper.make_tensor_value_info("x", 1, [1, 2]), helper.make_empty_tensor_value_info("y")
     opsets = [helper.make_opsetid("", 11), helper.make_opsetid("ai.onnx.ml", 1)]
     with pytest.raises(ModelError, match="opset 17"):
-        load(helper.make_model(helper.make_graph([node], "zipmap", [x], [maps]), opset_imports=opsets))
+        load(helper.make_model(helper.make_graph([node, same], "zipmap", [x], [maps]), opset_imports=opsets))
+
+
+@pytest.mark.parametrize("classes", [["cat", "dög", "eel"], [7, -1, 3]])
+def test_an_output_that_is_a_map_is_the_tensor_that_it_is_made_of(tmp_path, classes):
+    proto, x = with_maps(classes), normal(1, 3, 8, 8)
+    before = proto.SerializeToString()
+    maps = onnxruntime.InferenceSession(before).run(None, {"x": x})[0]
+    onnx.save(proto, tmp_path / "m.onnx")
+    for model in (load(proto), load(tmp_path / "m.onnx")):
+        found = Runner(model)({"x": x})[0]
+        np.testing.assert_array_equal(found, [[row[each] for each in classes] for row in maps])
+        assert model.graph.outputs[0].shape[1] == len(classes)
+        assert [name for name, _ in unzipped(model)] == ["y"]
+        assert next(unzipped(model))[1].endswith(f"in this order: {', '.join(map(str, classes))}")
+    assert proto.SerializeToString() == before
+
+
+def test_of_many_classes_the_first_and_the_last_are_told():
+    assert next(unzipped(load(with_maps(range(100)))))[1].endswith("in this order: 0, 1, 2, 3, ..., 99")
 
 
 def test_a_value_that_comes_from_nowhere_is_named():

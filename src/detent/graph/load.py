@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain
 from os import PathLike
@@ -29,7 +29,16 @@ from onnx_ir.passes import common as common_passes
 from detent.errors import ModelError, UsageError
 from detent.graph.file_kinds import kind_of_file, kind_of_folder
 from detent.graph.guard import finish_trial
-from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
+from detent.graph.message import (
+    SMALL,
+    all_graphs,
+    check_functions,
+    check_message,
+    classes_of,
+    external_files,
+    mended,
+    zipped_outputs,
+)
 from detent.graph.values import rank, repair_names
 
 
@@ -233,6 +242,9 @@ _WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorPro
 FILE = "file"  # the key of a loaded model's `meta` under which its path is kept; a ModelProto has none
 
 
+ZIPPED = "zipped"  # the key under which the classes of each output are that was a map; it is a tensor here
+
+
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     """Return the model as a graph with unique names, at the opset that it has. The input is not modified.
 
@@ -258,6 +270,13 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     except ValueError as error:
         raise ModelError(f"The nodes of {where} depend on each other in a circle: {error}") from error
     return graph_model
+
+
+def unzipped(model: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield the name of each output of a loaded model that was a map, and what it became."""
+    for name, classes in model.meta.get(ZIPPED, {}).items():
+        order = ", ".join(classes if len(classes) < 9 else [*classes[:4], "...", classes[-1]])
+        yield name, f"a map from classes to numbers (ZipMap) is now a tensor, with its columns in this order: {order}"
 
 
 _IN_MEMORY = "the given "  # how what a model without a file is called begins
@@ -358,6 +377,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, path: Path | None) -> ir.Mo
     _refuse_unknown(proto, where)
     check_message(proto, where, path)
     try:
+        zipped = {name: classes_of(node) for name, node in zipped_outputs(proto).items()}
         proto = mended(proto, owned=path is not None)
         large = _large_tensors(proto)
         model = ir.from_proto(_without(proto, large) if path is not None and large else proto)
@@ -367,6 +387,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, path: Path | None) -> ir.Mo
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {root_cause(error)}") from error
     _refuse_dangling(model, where)
     _refuse_malformed(model, where)
+    model.meta[ZIPPED] = zipped
     if path is not None:
         ir.external_data.set_base_dir(model.graph, str(path.parent))
     return model
@@ -401,7 +422,8 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     names = Counter(value.name for value in proto.graph.input if value.name not in held)
     for name in (name for name, count in names.items() if count > 1):
         raise ModelError(f"{where} has two inputs of the name '{name}'. Export the model again.")
-    for value in (*proto.graph.input, *proto.graph.output):
+    zipped = zipped_outputs(proto)
+    for value in (*proto.graph.input, *(each for each in proto.graph.output if each.name not in zipped)):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
             kind = getattr(kind, kind.WhichOneof("value")).elem_type

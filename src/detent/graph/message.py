@@ -6,12 +6,13 @@ as these say (a few bytes that declare a terabyte are refused here, not by the m
 model's own folder, in a file that is long enough. In a cache of downloads the model and its data are links to files in
 another folder: a link beside the model may lead to where the model itself leads, and nowhere else.
 
-Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
+Mended, because onnxruntime takes it and exporters write it; no number that is computed changes:
 
 - a dimension below zero is one that is not known;
 - the domain "ai.onnx" is the standard one, "";
 - operators that onnxruntime brings along need no import of their domain;
 - a graph without a name gets one;
+- a ZipMap that computes an output (scikit-learn's exporters, Custom Vision) becomes an Identity: no map is compared;
 - bytes that are not UTF-8, in a name or a note, are spelled out: \\xde.
 """
 
@@ -291,6 +292,7 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
         copy.CopyFrom(proto)
         proto = copy
     _spell_out(proto)
+    _unzip(proto)
     proto.graph.name = proto.graph.name or "graph"
     _use_standard_domain(proto)
     imported = {entry.domain for entry in proto.opset_import}
@@ -306,12 +308,36 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
     return proto
 
 
+def zipped_outputs(proto: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """Return the outputs that a ZipMap computes from a tensor: a map from classes to numbers for each row of it."""
+    nodes = [node for node in proto.graph.node if (node.domain, node.op_type) == ("ai.onnx.ml", "ZipMap")]
+    computed = {name: node for node in nodes if len(node.input) == 1 for name in node.output}
+    return {value.name: computed[value.name] for value in proto.graph.output if value.name in computed}
+
+
+def classes_of(zip_map: onnx.NodeProto) -> list[str]:
+    """Return the classes that a ZipMap names, in the order of its columns."""
+    names = (entry for each in zip_map.attribute for entry in (*each.strings, *each.ints))
+    return [_as_text(name) if isinstance(name, bytes) else str(name) for name in names]
+
+
+def _unzip(proto: onnx.ModelProto) -> None:
+    """Let outputs that are maps be the tensors that these are made of."""
+    for name, node in zipped_outputs(proto).items():
+        shape = [None, len(classes_of(node))]
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        output = next(value for value in proto.graph.output if value.name == name)
+        output.type.CopyFrom(onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, shape))
+
+
 def _needs_mending(proto: onnx.ModelProto) -> bool:
     graphs = list(all_graphs(proto))
     domains = _domains(proto)
     imported = {entry.domain for entry in proto.opset_import}
     return (
         not proto.graph.name
+        or bool(zipped_outputs(proto))
         or not all(isinstance(text, str) for text in _texts(proto, graphs))
         or "ai.onnx" in imported | domains
         or any(domain in RUNTIME_DOMAINS for domain in domains - imported)

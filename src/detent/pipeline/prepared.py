@@ -31,7 +31,7 @@ from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
-from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read
+from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read, unzipped
 from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
 from detent.graph.values import constant, is_constant, is_standard, is_unused
@@ -183,7 +183,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     warnings = (*unfixed, *warnings)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
-    warnings = (*warnings, *_unsteady(model))
+    unzips = (f"Output '{name}': {what}." for name, what in unzipped(model))
+    warnings = (*warnings, *unzips, *_unsteady(model))
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(
         *(job, target, original, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
