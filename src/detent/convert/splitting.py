@@ -28,6 +28,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.graph.guard import guarded
 from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
 from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.save import check_output, complete_proto, save_together, serialize
@@ -281,7 +282,8 @@ class Pipeline:
         """Read both. Raise ModelError if the second does not continue the first."""
         self._files = [each if isinstance(each, onnx.ModelProto) else Path(each) for each in (body, tail)]
         self.name = " + ".join(name_of(each) for each in self._files)
-        self._parts = [read(each) for each in self._files]
+        with guarded(*self._files):
+            self._parts = [read(each) for each in self._files]
         self._providers = tuple(providers)
         first, second = (part.graph for part in self._parts)
         made = {str(value.name): value for value in first.outputs}
