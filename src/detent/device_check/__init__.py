@@ -156,7 +156,7 @@ def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
     if size > PROTOBUF_LIMIT:
         yield of_model(
             "warning",
-            f"it is {size / 2**30:.1f} GB large",
+            f"it is {size / 1e9:.1f} GB large",
             "a compiler that takes the model as one message cannot take more than 2 GB",
             "use a recipe with fewer bits for weights (`detent quantize --recipe XINT8`), or divide the model",
         )
