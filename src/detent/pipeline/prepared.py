@@ -305,8 +305,7 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
-                "model; `detent inspect` shows what is in this one, and if there is no other, `detent convert MODEL "
-                "FLOAT --to float` takes the rounding of activations out of it."
+                f"model; `detent inspect` shows what is in this one{_way_back(model)}."
             )
         if _is_training(node) and not _gives_statistics_out(node):
             raise ModelError(
@@ -322,6 +321,15 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
     if job.collecting.save is not None:
         check_output(job.collecting.save, job.output)
     return model, original
+
+
+def _way_back(model: ir.Model) -> str:
+    """Say how a quantized model becomes float again, if it can."""
+    kinds = {node.op_type for node in model.graph.all_nodes()}
+    if any(kind.startswith("QLinear") or kind in ("ConvInteger", "MatMulInteger") for kind in kinds):
+        return ""  # they compute on codes
+    remedy = "`detent convert MODEL FLOAT --to float` takes the rounding of activations out of it"
+    return f", and if there is no other, {remedy}"
 
 
 def _observed_sites(layout: Layout) -> list[str]:
