@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -212,6 +213,16 @@ def test_memory_is_limited():
     folder = trial.__file__.rpartition("trial")[0]
     child = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder})
     assert child.returncode == trial.OUT_OF_MEMORY
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processor time is limited on Linux")
+def test_processor_time_is_limited():
+    code = "import trial; trial.limit(1 << 30, 1); sum(iter(int, 1))"
+    folder = trial.__file__.rpartition("trial")[0]
+    child = subprocess.run(
+        [sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder}, timeout=60
+    )
+    assert child.returncode == -signal.SIGXCPU
 
 
 def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_path):

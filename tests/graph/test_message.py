@@ -82,6 +82,7 @@ def declare(tensor, **entries):
     [
         lambda tensor: tensor.dims.__setitem__(0, 2_000_000_000),
         lambda tensor: tensor.dims.__setitem__(0, -1),
+        lambda tensor: tensor.dims.__setitem__(slice(0, 2), [-size for size in tensor.dims[:2]]),  # as many elements
         lambda tensor: tensor.dims.extend([2**40, 2**40]),
         lambda tensor: setattr(tensor, "data_type", 99),
         lambda tensor: setattr(tensor, "data_type", TensorProto.DOUBLE),
