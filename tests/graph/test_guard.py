@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -223,6 +224,26 @@ def test_processor_time_is_limited():
         [sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder}, timeout=60
     )
     assert child.returncode == -signal.SIGXCPU
+
+
+def tried(path, **given):
+    """Run the trial as it is, and return its exit code and the steps that it named."""
+    settings = {"path": sys.path, "parent": os.getpid(), "model": str(path), "opset": 17}
+    settings |= {"memory": 4 << 30, "seconds": 60.0, **given}
+    done = subprocess.run([sys.executable, trial.__file__, json.dumps(settings)], stdout=subprocess.PIPE, check=False)
+    return done.returncode, done.stdout.decode().splitlines()
+
+
+def test_what_a_trial_does(path):
+    converting, inferring, loading = "converting it to opset 17", "inferring its shapes", "loading it in onnxruntime"
+    assert tried(path) == (0, [converting, inferring, loading])
+    assert tried(path, opset=12) == (0, [inferring, loading])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux, and parents are known")
+def test_a_trial_has_the_limits_that_it_is_given(path):
+    assert tried(path, memory=0)[0] == trial.OUT_OF_MEMORY
+    assert tried(path, parent=1) == (0, [])  # who asked is not there any more
 
 
 def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_path):

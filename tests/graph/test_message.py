@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from detent.errors import ModelError
 from detent.graph.load import files_of, load, read, unzipped
 from detent.graph.session import Runner
+from detent.prepare import prepare
+from detent.prepare.plain_forms import InlineFunctions
 from tests.conftest import tiny_model
 from tests.models import normal, with_maps
 
@@ -174,6 +176,51 @@ def test_an_input_that_is_declared_twice(samples):
     twice.graph.input.append(twice.graph.input[0])
     with pytest.raises(ModelError, match="'x'"):
         load(twice)
+
+
+def test_an_input_without_a_name_is_a_model_error():
+    model = tiny_model()
+    model.graph.input.append(helper.make_tensor_value_info("", TensorProto.FLOAT, [1]))
+    with pytest.raises(ModelError, match="input without a name"):
+        load(model)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_an_input_that_an_operator_needs_and_does_not_get_is_named(in_function):
+    model = tiny_model()
+    if in_function:  # whose parameters have the same name, so that the first is nowhere
+        node = model.graph.node[0]
+        body = helper.make_node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1])
+        opsets = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("my", "Twice", ["a", "w", "w"], ["b"], [body], opsets))
+        node.op_type, node.domain = "Twice", "my"
+        del node.input[2:], node.attribute[:]
+        model.opset_import.append(helper.make_opsetid("my", 1))
+        with pytest.raises(ModelError, match="Conv.*no input 'W'"):
+            prepare(load(model), [InlineFunctions()])
+        return
+    model.graph.node[0].input[1] = ""
+    with pytest.raises(ModelError, match="'first'.*Conv.*no input 'W'"):
+        load(model)
+
+
+def test_an_old_resize_may_leave_its_regions_out():
+    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")]
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 8, 8])
+    graph = helper.make_graph(nodes, "g", [x], [y], [scales])
+    assert load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6))
+
+
+def test_functions_of_another_version_than_an_old_model_are_a_model_error():
+    model = tiny_model(opset=12)
+    body = helper.make_node("Relu", ["a"], ["b"])
+    model.functions.append(helper.make_function("my", "F", ["a"], ["b"], [body], [helper.make_opsetid("", 17)]))
+    model.graph.node[1].op_type, model.graph.node[1].domain = "F", "my"
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    with pytest.raises(ModelError, match="functions.*cannot be inlined"):
+        load(model)
 
 
 def test_an_opset_of_the_future_says_which_are_known():

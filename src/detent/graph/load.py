@@ -128,7 +128,7 @@ def lower_ir_version(model: ir.Model) -> None:
 def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     """Return the same model at opset `wanted`, newer or older. Raise ModelError if onnx cannot convert it."""
     version = model.graph.opset_imports.get("", 1)
-    common_passes.InlinePass()(model)  # the converter would drop functions
+    inline(model, where)  # the converter would drop functions
     if version < 13:
         _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
@@ -161,6 +161,18 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     repair_names(converted)
     converted.meta.update(model.meta)
     return converted
+
+
+def inline(model: ir.Model, where: str, but: Collection[ir.OperatorIdentifier] = ()) -> None:
+    """Write the bodies of functions in the places of their calls. Raise ModelError where that makes no graph."""
+    try:
+        common_passes.InlinePass(criteria=lambda function: function.identifier() not in but)(model)
+    except (ir.passes.PreconditionError, ValueError) as error:  # the latter for two versions of one operator set
+        raise ModelError(
+            f"The functions of {where} cannot be inlined: {error}. Export the model without functions."
+        ) from error
+    _refuse_dangling(model, where)
+    _refuse_malformed(model, where)
 
 
 _NEWER = "newer"
@@ -420,6 +432,8 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     """Refuse, naming the value, what the graph library has no word for: maps, sparse tensors, two inputs of a name."""
     held = {tensor.name for tensor in proto.graph.initializer}
     names = Counter(value.name for value in proto.graph.input if value.name not in held)
+    if "" in names:
+        raise ModelError(f"{where} has an input without a name. Export the model again.")
     for name in (name for name, count in names.items() if count > 1):
         raise ModelError(f"{where} has two inputs of the name '{name}'. Export the model again.")
     zipped = zipped_outputs(proto)
@@ -464,19 +478,29 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             schema = operator_schema(node.op_type, version) or operator_schema(node.op_type, newest)
         if schema is None or node.op_identifier() in model.functions:
             continue
-        count, wrong = len(node.inputs), ""
-        given = [index for index, value in enumerate(node.inputs) if value is not None]
-        if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
-            held = f"{count} inputs" if given else "no input with a name"
-            wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
-        if not schema.min_output <= len(node.outputs) <= schema.max_output:
-            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
-        for name, attribute in node.attributes.items():
-            wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
-            if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
-                wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
+        wrong = _what_is_wrong(node, schema)
         if wrong:
             raise ModelError(_malformed(node, where, wrong))
+
+
+def _what_is_wrong(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
+    """Return what a node has, or has not, that its operator does not take; empty if nothing."""
+    given = [value for value in node.inputs if value is not None]
+    for name, attribute in node.attributes.items():
+        wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
+        if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
+            return f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        return f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
+    if not schema.min_input <= len(node.inputs) <= schema.max_input or len(given) < min(schema.min_input, 1):
+        held = f"{len(node.inputs)} inputs" if given else "no input with a name"
+        return f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
+    needed = onnx.defs.OpSchema.FormalParameterOption.Single
+    for formal, value in zip(schema.inputs, node.inputs, strict=False):
+        # The first Resize has no use for its regions, and exporters leave them out.
+        if value is None and formal.option == needed and node.op_type != "Resize":
+            return f"no input '{formal.name}'"
+    return ""
 
 
 def _malformed(node: ir.Node, where: str, what: str) -> str:
