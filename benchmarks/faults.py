@@ -2,11 +2,12 @@
 
     python -m benchmarks.faults                                # every call, signals, full disks, company: in turn
     python -m benchmarks.faults --kinds kill --count 1000      # signals at random moments, and full disks
-    python -m benchmarks.faults --commands quantize deploy
+    python -m benchmarks.faults --commands tune mix --kinds call --calls 100
 
 What goes wrong is of four kinds:
 
-    call      the n-th call of the file system, of numpy's allocation or of onnxruntime fails, for every n
+    call      the n-th call of the file system, of numpy's allocation or of onnxruntime fails, for every n, or for
+              as many as --calls says, drawn anew for each --seed
     kill      SIGKILL, SIGTERM or SIGINT at a random moment; or files may not grow past a random size
     company   the same command runs beside it, and may be killed; names change slowly; the clock jumps; nobody reads
               what is printed any more; a process that it started, if any, is killed
@@ -51,7 +52,6 @@ from detent.observe.statistics_file import STATISTICS
 from detent.observe.store import read_sealed
 
 SECONDS = 120.0
-FAST = 0.7  # seconds of a command of which every call fails in turn
 KEPT = "m.onnx.tuning"  # what tuning goes on from, and removes at its end
 KINDS = ("call", "kill", "company", "disk")
 PAGE = 4096  # bytes of a file system in memory that are given at a time
@@ -279,9 +279,11 @@ class Trial:
         self.tops: set[str] = set()
         self.holds_folder = False
         self.empty(old=False)
+        none = Faults(0, 0)
         start = time.monotonic()
-        if wait(fork(arguments, self.log)) != 0:
+        if wait(fork(arguments, self.log, none.install)) != 0:
             raise SystemExit(f"{name} fails without a fault: {self.log.read_text()}")
+        self.calls = none.calls
         self.seconds = time.monotonic() - start
         self.wanted = contents(self.folder)
         self.tops = {path.name for path in self.folder.iterdir()}
@@ -348,22 +350,18 @@ class Trial:
 Found = Iterator[tuple[str, str]]  # what was done, and a problem; or no problem, once for each fault
 
 
-def every_call(trial: Trial, part: int, parts: int, seed: int) -> Found:
-    """Let the n-th call fail, for every n of this part; of a slow command, for some of them, by the seed."""
-    stride = max(1, round(trial.seconds / FAST))
-    number = 1 + part + parts * (seed % stride)
-    while True:
-        error = SYSTEM_ERRORS[(number // parts + seed) % len(SYSTEM_ERRORS)]
-        before = trial.empty(old=(number // parts + seed) % 2 == 0)
+def calls(trial: Trial, part: int, parts: int, most: int, seed: int) -> Found:
+    """Let the n-th call fail, for each n of this part; if there are more than `most` of them, for as many."""
+    chosen = random.Random(seed).sample(range(1, trial.calls + 1), min(most, trial.calls))
+    for at, number in enumerate(chosen[part::parts]):
+        error = SYSTEM_ERRORS[(at + seed) % len(SYSTEM_ERRORS)]
+        before = trial.empty(old=(at + seed) % 2 == 0)
         faults = Faults(number, error)
         code = wait(fork(trial.arguments, trial.log, faults.install))
         what = f"call {number}, {errno.errorcode[error]}"
         yield from ((what, problem) for problem in trial.problems(code, before, killed=False))
-        if faults.calls < number:
-            return
-        yield from ((what, problem) for problem in (trial.again() if number // parts % 4 == 0 else ()))
+        yield from ((what, problem) for problem in (trial.again() if at % 4 == 0 else ()))
         yield what, ""
-        number += parts * stride
 
 
 def moments(trial: Trial, count: int, rng: random.Random) -> Found:
@@ -512,9 +510,9 @@ def _slowly(real: Callable[..., Any], rng: random.Random) -> Callable[..., Any]:
     return call
 
 
-def work(task: tuple[str, str, int, int, int, int]) -> tuple[str, str, int, float, list[str]]:
+def work(task: tuple[str, str, int, int, int, int, int]) -> tuple[str, str, int, float, list[str]]:
     """Run one part of the faults of a command; returns how many there were, and the problems."""
-    name, kind, part, parts, count, seed = task
+    name, kind, part, parts, count, most, seed = task
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="job-", dir=".") as folder:
         home = Path.cwd()
@@ -523,7 +521,7 @@ def work(task: tuple[str, str, int, int, int, int]) -> tuple[str, str, int, floa
             trial = Trial(name, commands()[name])
             rng = random.Random(f"{seed} {name} {kind} {part}")
             found = {
-                "call": lambda: every_call(trial, part, parts, seed),
+                "call": lambda: calls(trial, part, parts, most, seed),
                 "kill": lambda: moments(trial, -(-count // parts), rng),
                 "company": lambda: company(trial, -(-count // parts), rng),
                 "disk": lambda: disks(trial, -(-count // parts), rng),
@@ -543,6 +541,7 @@ def main() -> None:
     parser.add_argument("--commands", nargs="+", choices=list(commands()), default=list(commands()))
     parser.add_argument("--kinds", nargs="+", default=["call", "kill", "company"], choices=KINDS)
     parser.add_argument("--count", type=int, default=20, help="of each kind but call, and of each command")
+    parser.add_argument("--calls", type=int, default=1000, help="of the kind call, at most, of each command")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -552,7 +551,7 @@ def main() -> None:
         home = Path.cwd()
         prepare(Path(folder))
         tasks = [
-            (name, kind, part, 2 * given.jobs, given.count, given.seed)
+            (name, kind, part, 2 * given.jobs, given.count, given.calls, given.seed)
             for name in given.commands
             for kind in given.kinds
             for part in range(2 * given.jobs)

@@ -70,6 +70,21 @@ def conv_relu_conv() -> onnx.ModelProto:
     )
 
 
+def with_maps(classes: Sequence[str | int]) -> onnx.ModelProto:
+    """A classifier that answers with a map from its classes to their scores, as scikit-learn's exporters write it."""
+    numbers = isinstance(classes[0], int)
+    names = {"classlabels_int64s" if numbers else "classlabels_strings": classes}
+    nodes = [node("Conv", "x w", "c"), node("GlobalAveragePool", "c", "g"), node("Flatten", "g", "f")]
+    proto = build([*nodes, node("Softmax", "f", "scores")], "scores", {"w": normal(len(classes), 3, 3, 3)})
+    proto.graph.node.append(node("ZipMap", "scores", "y", domain="ai.onnx.ml", **names))
+    proto.graph.output[0].name = "y"
+    kind = TensorProto.INT64 if numbers else TensorProto.STRING
+    scores = helper.make_map_type_proto(kind, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(scores))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    return proto
+
+
 def residual() -> onnx.ModelProto:
     return build(
         [

@@ -84,7 +84,12 @@ def test_not_a_model(fails, quantize, tmp_path, content):
 def test_already_quantized(fails, quantize, tmp_path, samples):
     report = package.quantize(tiny_model(), calibration=samples)
     path = stored(report.model, tmp_path / "quantized.onnx")
-    fails(MODEL_ERROR, "quantized already", "inspect", arguments=quantize(path, saved(samples, tmp_path / "x.npy")))
+    data = saved(samples, tmp_path / "x.npy")
+    fails(MODEL_ERROR, "quantized already", "inspect", "--to float", arguments=quantize(path, data))
+    report = package.quantize(tiny_model(), calibration=samples, recipe="A8W8", format="qoperator")
+    path = stored(report.model, tmp_path / "computes on codes.onnx")
+    message = fails(MODEL_ERROR, "quantized already", "inspect", arguments=quantize(path, data))
+    assert "--to float" not in message  # which refuses such a model
 
 
 def one_node_model(op_type, domain="", **attributes):

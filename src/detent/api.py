@@ -245,6 +245,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
 
 
 @opt.documented(opt.EvaluateOptions)
+@_tried("models")
 def compare_candidates(
     models: Sequence[AnyModel], data: Any, *, estimate_for: str = "stx", **options: Unpack[opt.EvaluateOptions]
 ) -> Evaluation:
@@ -267,6 +268,7 @@ def compare_candidates(
 
     files = (str, PathLike, onnx.ModelProto)  # of others, the device's file is not known
     checks = [check(_path_or_proto(model), estimate_for) if isinstance(model, files) else None for model in models]
+    options["trust"] = True  # the trials of those that are files have ended: they were read for their checks
     measured = evaluate(models, data, **options)
     timed = [
         replace(result, cost=None if found is None or found.verdict == "rejected" else found.cost)

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model
 from tests.convert.forms import constants, converted, ops, pair, quantized, same
-from tests.models import IMAGE, build, conv_relu_conv, info, node, normal, run
+from tests.models import IMAGE, build, conv_relu_conv, info, node, normal, run, with_maps
 
 
 def dims(value: onnx.ValueInfoProto) -> list:
@@ -107,6 +107,13 @@ def test_inputs_without_initializers():
 def test_other_steps_free_initializers_and_say_so():
     _, done = converted(with_initializers_among_inputs(), "float16")
     assert [change.node for change in done.changes if change.by == "reading"] == ["w1", "b1", "w2"]
+
+
+def test_an_output_that_was_a_map_is_among_the_changes():
+    _, done = converted(with_maps(["cat", "dog"]), "float16")
+    told = [change.what for change in done.changes if (change.by, change.node) == ("reading", "y")]
+    assert len(told) == 1
+    assert told[0].endswith("cat, dog")
 
 
 def test_finite_weights():

@@ -12,6 +12,7 @@ import pytest
 import detent
 from detent import DataError, ModelError, OutputError, Pipeline, UsageError
 from detent.graph import save as saving
+from detent.report.differences import split_document
 from tests.models import build, info, node, normal
 
 
@@ -135,6 +136,21 @@ def test_a_classifier_has_no_place_of_its_own(tmp_path):
     proto = build([node("Conv", "x w", "c"), node("Softmax", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
     with pytest.raises(UsageError, match="--at"):
         detent.split(proto, tmp_path / "b.onnx", tmp_path / "t.onnx")
+
+
+def test_before_an_operator_that_onnxruntime_does_not_know_a_model_can_be_cut_as_the_error_says(tmp_path):
+    """As the plugins of other devices, with which exported detectors end."""
+    proto = build([node("Conv", "x w", "c"), node("Relu", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
+    proto.graph.node.append(node("EfficientNMS_TRT", "y", "z", "nms", domain="TRT"))
+    proto.graph.output[0].name = "z"
+    proto.opset_import.append(onnx.helper.make_opsetid("TRT", 1))
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="TRT::EfficientNMS_TRT.*detent split MODEL BODY TAIL --at 'y'`"):
+        detent.quantize(tmp_path / "m.onnx")
+    done = detent.split(tmp_path / "m.onnx", tmp_path / "a.onnx", tmp_path / "b.onnx", at=["y"])
+    assert "onnxruntime does not know TRT::EfficientNMS_TRT" in repr(split_document(done))
+    assert [each.op_type for each in onnx.load(tmp_path / "b.onnx").graph.node] == ["EfficientNMS_TRT"]
+    detent.quantize(tmp_path / "a.onnx", tmp_path / "q.onnx", normal(4, 3, 8, 8))
 
 
 def test_files_that_would_destroy_others(files):

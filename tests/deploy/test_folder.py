@@ -74,6 +74,19 @@ def test_the_second_part_is_found_and_run(tmp_path):
         deploy(tmp_path / "m.onnx", tmp_path / "other", "phx")
 
 
+@pytest.mark.parametrize("location", ["data/w.bin", "settings.json", "numpy.py", "model.onnx"])
+def test_the_files_of_a_model_with_data_beside_it_do_not_become_others_of_the_folder(quantized, tmp_path, location):
+    path = tmp_path / "in/m.onnx"
+    (path.parent / "data").mkdir(parents=True)
+    onnx.save(onnx.load(quantized), path, save_as_external_data=True, location=location, size_threshold=0)
+    done = deploy(path, tmp_path / "out", "stx", samples=2)
+    whole = ["README.md", "expected.npz", "model.onnx", "run_npu.py", "samples.npz", "settings.json"]
+    assert sorted(done.files) == whole
+    run = run_folder(tmp_path / "out", "--cpu")
+    assert run.returncode == 0, run.stderr
+    assert "y: 0.00 % from the CPU, " in run.stdout
+
+
 class Session:
     """What the program asks of a session, with answers that are off by some share of themselves."""
 

@@ -356,6 +356,18 @@ def test_operators_of_another_domain():
         assert detent.check(model, target).accepted
 
 
+def test_a_model_that_was_exported_for_training_is_not_accepted():
+    weights = {"w": normal(4, 3, 3, 3), **{name: np.ones(4, np.float32) for name in "sbmv"}}
+    norm = node("BatchNormalization", "c s b m v", "n mean variance", "norm", training_mode=1)
+    model = build([node("Conv", "x w", "c"), norm, node("Relu", "n", "y")], "y", weights)
+    for target in ("npu-xint8", "npu-bf16", "stx"):
+        found = detent.check(model, target)
+        assert not found.accepted
+        assert [each.what for each in found.errors if "'norm' is in training mode" in each.what]
+    model.graph.node[1].attribute[0].i = 0
+    assert not [each for each in detent.check(model, "npu-xint8").findings if "training" in each.what]
+
+
 def test_names_order_and_opset():
     model = two_convs(node("Relu", "a", "b"))
     model.graph.node[1].name = model.graph.node[0].name

@@ -125,6 +125,58 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path):
         load(folder / "m.onnx")
 
 
+@pytest.fixture
+def cache(tmp_path):
+    """A cache of downloads: what has names are links to what is called by its hash, a model and its data."""
+    named, hashed = tmp_path / "snapshots/1", tmp_path / "blobs"
+    named.mkdir(parents=True)
+    hashed.mkdir()
+    onnx.save(tiny_model(), hashed / "aaaa", save_as_external_data=True, location="m.data", size_threshold=0)
+    (hashed / "m.data").rename(hashed / "bbbb")
+    (tmp_path / "secret").write_bytes(bytes(5000))
+    (named / "m.onnx").symlink_to("../../blobs/aaaa")
+    (named / "m.data").symlink_to("../../blobs/bbbb")
+    return named
+
+
+def test_links_in_a_cache_of_downloads_are_followed(cache, samples, monkeypatch):
+    size = sum(file.stat().st_size for file in (cache.parents[1] / "blobs").iterdir())
+    expected = run_proto(tiny_model(), samples)
+    assert stored_bytes(cache / "m.onnx") == size
+    np.testing.assert_array_equal(Runner(load(cache / "m.onnx"))({"x": samples})[0], expected)
+    monkeypatch.chdir(cache)
+    np.testing.assert_array_equal(Runner(load("m.onnx"))({"x": samples})[0], expected)
+    (cache.parent / "current").symlink_to("1", target_is_directory=True)
+    np.testing.assert_array_equal(Runner(load(cache.parent / "current/m.onnx"))({"x": samples})[0], expected)
+
+
+def test_a_link_may_not_lead_to_where_the_model_is_not(cache):
+    (cache / "m.data").unlink()
+    (cache / "m.data").symlink_to("../../secret")
+    with pytest.raises(ModelError, match=r"'m.data', which is a link to outside the model's folder"):
+        load(cache / "m.onnx")
+    (cache / "m.data").unlink()
+    (cache / "m.data").symlink_to("../../blobs/bbbb")
+    (cache / "m.onnx").unlink()
+    (cache / "m.onnx").write_bytes((cache.parents[1] / "blobs/aaaa").read_bytes())  # the model itself is no link
+    with pytest.raises(ModelError, match=r"'m.data', which is a link to outside the model's folder"):
+        load(cache / "m.onnx")
+
+
+def test_a_model_that_is_a_link_is_no_reason_to_read_beside_its_folder(cache):
+    (cache / "sub").symlink_to("../../blobs", target_is_directory=True)
+    (cache.parent / "2").mkdir()
+    (cache.parent / "2/m.data").symlink_to("../../blobs/bbbb")
+    blobs = cache.parents[1] / "blobs"
+    for location in ("../../blobs/bbbb", "../2/m.data", str(cache / "../2/m.data"), str(blobs / "bbbb"), "sub/bbbb"):
+        model = onnx.load(blobs / "aaaa", load_external_data=False)
+        for tensor in model.graph.initializer:
+            next(entry for entry in tensor.external_data if entry.key == "location").value = location
+        (blobs / "aaaa").write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match="outside the model's folder"):
+            load(cache / "m.onnx")
+
+
 def resize_model(op, mode, scales, opset):
     attributes = {"mode": mode} if op == "Resize" or opset >= 9 else {"mode": mode, "scales": scales}
     inputs = ["x"] if "scales" in attributes else ["x", "scales"]

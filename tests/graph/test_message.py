@@ -10,9 +10,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.errors import ModelError
-from detent.graph.load import files_of, load, read
+from detent.graph.load import files_of, load, read, unzipped
 from detent.graph.session import Runner
+from detent.prepare import prepare
+from detent.prepare.plain_forms import InlineFunctions
 from tests.conftest import tiny_model
+from tests.models import normal, with_maps
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -81,6 +84,7 @@ def declare(tensor, **entries):
     [
         lambda tensor: tensor.dims.__setitem__(0, 2_000_000_000),
         lambda tensor: tensor.dims.__setitem__(0, -1),
+        lambda tensor: tensor.dims.__setitem__(slice(0, 2), [-size for size in tensor.dims[:2]]),  # as many elements
         lambda tensor: tensor.dims.extend([2**40, 2**40]),
         lambda tensor: setattr(tensor, "data_type", 99),
         lambda tensor: setattr(tensor, "data_type", TensorProto.DOUBLE),
@@ -174,6 +178,51 @@ def test_an_input_that_is_declared_twice(samples):
         load(twice)
 
 
+def test_an_input_without_a_name_is_a_model_error():
+    model = tiny_model()
+    model.graph.input.append(helper.make_tensor_value_info("", TensorProto.FLOAT, [1]))
+    with pytest.raises(ModelError, match="input without a name"):
+        load(model)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_an_input_that_an_operator_needs_and_does_not_get_is_named(in_function):
+    model = tiny_model()
+    if in_function:  # whose parameters have the same name, so that the first is nowhere
+        node = model.graph.node[0]
+        body = helper.make_node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1])
+        opsets = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("my", "Twice", ["a", "w", "w"], ["b"], [body], opsets))
+        node.op_type, node.domain = "Twice", "my"
+        del node.input[2:], node.attribute[:]
+        model.opset_import.append(helper.make_opsetid("my", 1))
+        with pytest.raises(ModelError, match="Conv.*no input 'W'"):
+            prepare(load(model), [InlineFunctions()])
+        return
+    model.graph.node[0].input[1] = ""
+    with pytest.raises(ModelError, match="'first'.*Conv.*no input 'W'"):
+        load(model)
+
+
+def test_an_old_resize_may_leave_its_regions_out():
+    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")]
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 8, 8])
+    graph = helper.make_graph(nodes, "g", [x], [y], [scales])
+    assert load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6))
+
+
+def test_functions_of_another_version_than_an_old_model_are_a_model_error():
+    model = tiny_model(opset=12)
+    body = helper.make_node("Relu", ["a"], ["b"])
+    model.functions.append(helper.make_function("my", "F", ["a"], ["b"], [body], [helper.make_opsetid("", 17)]))
+    model.graph.node[1].op_type, model.graph.node[1].domain = "F", "my"
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    with pytest.raises(ModelError, match="functions.*cannot be inlined"):
+        load(model)
+
+
 def test_an_opset_of_the_future_says_which_are_known():
     model = tiny_model()
     model.opset_import[0].version = 4000
@@ -208,12 +257,32 @@ def test_a_file_of_external_data_whose_name_is_no_text_is_not_there(tmp_path):
 
 
 def test_types_that_only_the_converter_knows_are_a_model_error():
-    """scikit-learn's exporters end with a sequence of maps; here the file does not say that it is one."""
+    """An output that is a sequence of maps, which the file does not say."""
     node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
-    x, maps = helper.make_tensor_value_info("x", 1, [1, 2]), helper.make_empty_tensor_value_info("maps")
+    same = helper.make_node("Identity", ["maps"], ["y"])
+    x, maps = helper.make_tensor_value_info("x", 1, [1, 2]), helper.make_empty_tensor_value_info("y")
     opsets = [helper.make_opsetid("", 11), helper.make_opsetid("ai.onnx.ml", 1)]
     with pytest.raises(ModelError, match="opset 17"):
-        load(helper.make_model(helper.make_graph([node], "zipmap", [x], [maps]), opset_imports=opsets))
+        load(helper.make_model(helper.make_graph([node, same], "zipmap", [x], [maps]), opset_imports=opsets))
+
+
+@pytest.mark.parametrize("classes", [["cat", "dög", "eel"], [7, -1, 3]])
+def test_an_output_that_is_a_map_is_the_tensor_that_it_is_made_of(tmp_path, classes):
+    proto, x = with_maps(classes), normal(1, 3, 8, 8)
+    before = proto.SerializeToString()
+    maps = onnxruntime.InferenceSession(before).run(None, {"x": x})[0]
+    onnx.save(proto, tmp_path / "m.onnx")
+    for model in (load(proto), load(tmp_path / "m.onnx")):
+        found = Runner(model)({"x": x})[0]
+        np.testing.assert_array_equal(found, [[row[each] for each in classes] for row in maps])
+        assert model.graph.outputs[0].shape[1] == len(classes)
+        assert [name for name, _ in unzipped(model)] == ["y"]
+        assert next(unzipped(model))[1].endswith(f"in this order: {', '.join(map(str, classes))}")
+    assert proto.SerializeToString() == before
+
+
+def test_of_many_classes_the_first_and_the_last_are_told():
+    assert next(unzipped(load(with_maps(range(100)))))[1].endswith("in this order: 0, 1, 2, 3, ..., 99")
 
 
 def test_a_value_that_comes_from_nowhere_is_named():

@@ -50,6 +50,23 @@ def test_past_the_limit_the_weights_go_beside_it(tmp_path, monkeypatch, samples)
     )
 
 
+def test_no_model_refers_to_the_data_of_another(tmp_path, monkeypatch):
+    """Where the process is killed between the two files, the old model is gone, and does not read the new weights."""
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 100)
+    path, other = tmp_path / "a.onnx", tiny_model(w1=np.zeros((4, 3, 3, 3), np.float32))
+    saving.save(load(tiny_model()), path)
+    old = path.with_name("a.onnx.data").read_bytes()
+    real, found = saving.replace_file, []
+
+    def watch(source, place):
+        real(source, place)
+        found.append((path.exists(), path.with_name("a.onnx.data").read_bytes() == old))
+
+    monkeypatch.setattr(saving, "replace_file", watch)
+    saving.save(load(other), path)
+    assert found == [(False, False), (True, False)]
+
+
 def test_failure_at_the_last_moment_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.onnx"
     path.write_text("old")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +17,13 @@ def touch(folder, *names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_in_the_place_of_the_data_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"x\.npy is a pipe or a device"):
+        find_files(tmp_path / "x.npy")
 
 
 def test_images_are_found_everywhere_and_sorted(tmp_path):

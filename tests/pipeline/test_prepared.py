@@ -10,7 +10,7 @@ from detent.pipeline import prepared
 from detent.pipeline.job import make_job
 from detent.progress import silent
 from tests.conftest import tiny_model
-from tests.models import build, node, normal
+from tests.models import build, node, normal, with_maps
 
 
 def test_nearly_tied_scores_before_a_top_k_are_told_and_what_differs_before_it_is_an_error(monkeypatch):
@@ -71,3 +71,9 @@ def test_the_given_model_shares_its_weights_with_the_one_that_is_prepared_if_the
     small = detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()
     monkeypatch.undo()
     assert small == detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()
+
+
+def test_an_output_that_was_a_map_is_told_of_and_measured():
+    report = detent.quantize(with_maps(["cat", "dog", "eel"]), None, normal(8, 3, 8, 8))
+    assert [warning for warning in report.warnings if "'y'" in warning and "cat, dog, eel" in warning]
+    assert report.fidelity.outputs["y"].sqnr_db > 10

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from detent.prepare import FoldBatchNorm
+from detent.prepare import FoldBatchNorm, prepare
 from tests.prepare.equivalence import bn_constants, check, f32, flag_input, if_reading, info, make, node
 
 
@@ -180,3 +181,12 @@ def test_a_reshape_that_moves_the_channels_is_in_the_way(rows):
     known = [info("p", [2, 5, 6]), info("a", [60 // rows[1], rows[1]])]
     done = check(FoldBatchNorm(), make(nodes, {"x": [2, 5, 4]}, {"y": None}, constants, value_info=known))
     assert "leave the last dimension" in done.why
+
+
+def test_declines_parameters_of_different_sizes():
+    """As in a damaged file, which onnxruntime refuses."""
+    constants = {"w": f32(4, 4, 3, 3), **bn_constants(4), "m": f32(36)}
+    model = ir.from_proto(make([node("Conv", "x w", "a"), bn()], {"x": [1, 4, 5, 5]}, {"y": None}, constants))
+    step = FoldBatchNorm()
+    prepare(model, [step])
+    assert "different sizes" in step.declined[0].what

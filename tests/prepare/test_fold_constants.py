@@ -35,6 +35,14 @@ def test_integer_constants(value):
     assert done.ops == ["Add"]
 
 
+def test_a_batch_normalization_that_trains_goes_on_training():
+    """Though nobody reads the statistics that it computes."""
+    constants = {"s": f32(4), "b": f32(4), "m": f32(4), "v": np.ones(4, np.float32)}
+    nodes = [node("BatchNormalization", "x s b m v", "n mean variance", training_mode=1), node("Relu", "n", "y")]
+    done = check(FoldConstants(), make(nodes, {"x": [2, 4, 3]}, {"y": None}, constants), exact=True)
+    assert done.ops == ["BatchNormalization", "Relu"]
+
+
 def test_a_tree_of_constants_is_one_initializer():
     nodes = [
         node("Transpose", "w", "t"),

@@ -16,7 +16,7 @@ from detent.recipe.file import find_recipe
 from detent.refine.refine import _unpack
 from detent.refinements import AdaRound, BiasCorrection, Refinement, Rounding
 from tests.models import conv_relu_conv, residual
-from tests.observe.test_files import Trap
+from tests.observe.test_rows import Trap
 from tests.refine.test_refine import smooth
 
 IMAGES = np.concatenate([smooth(seed)["x"] for seed in range(40)])

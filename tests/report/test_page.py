@@ -17,6 +17,7 @@ import detent
 from detent.errors import OutputError, UsageError
 from detent.evaluation.metric_file import Metric
 from detent.plan.plan import Move
+from detent.report import documents
 from detent.report.documents import page_of, write_page
 from detent.report.quantization import RULES
 from detent.results.searched import Sensitivity, SensitivityReport
@@ -95,6 +96,12 @@ def test_hostile_names_are_shown_as_they_are(name):
     for hostile in (SCRIPT, IMAGE, CLOSING):
         assert hostile in text
         assert hostile not in page
+
+
+def test_what_does_not_print_is_spelled_out_on_a_page():
+    """An order to write from right to left, or to a terminal, in a name."""
+    found = documents._templates().from_string("{{ name }}").render(name="a\u202eb\x1b[31m\nc")
+    assert found == "a\\u202eb\\x1b[31m\nc"
 
 
 def test_a_quantization_has_all_its_parts():

@@ -322,6 +322,7 @@ def dump(
         str | None,
         typer.Option("--rounding", help="Run in integers, with this rounding: half-even or dpu."),
     ] = None,
+    trust: Trust = False,
     printing: ui.PrintOptions,
     **options: Unpack[opt.ImageOptions],
 ) -> None:
@@ -335,10 +336,11 @@ def dump(
     from detent.option_values import image_options
 
     images = image_options(opt.settled(opt.ImageOptions, options))
-    source = open_source(data, input_specs(load(model)), preprocess=images)
-    sample = next(iter(source)).load()
     given: Any = rounding  # any text: the emulator checks it
-    printing.tell(dump_codes(model, sample.feeds, out, floats=floats, rounding=given, origin=sample.origin))
+    with guarded(model, trust=trust):
+        source = open_source(data, input_specs(load(model)), preprocess=images)
+        sample = next(iter(source)).load()
+        printing.tell(dump_codes(model, sample.feeds, out, floats=floats, rounding=given, origin=sample.origin))
 
 
 def check(
@@ -415,6 +417,7 @@ def deploy(
     force: Annotated[
         bool, typer.Option("--force", help="Deploy even if the device is known to reject the model.")
     ] = False,
+    trust: Trust = False,
     *,
     printing: ui.PrintOptions,
     **options: Unpack[opt.ImageOptions],
@@ -423,12 +426,14 @@ def deploy(
 
     Example: detent deploy mobilenetv2_int8.onnx npu/ --device stx --data images/
     """
+    from detent.convert.splitting import tail_file
     from detent.deploy import deploy as run
     from detent.option_values import image_options
 
     images = image_options(opt.settled(opt.ImageOptions, options))
     sampled = partial(run, data=data, samples=samples, preprocess=images)
-    printing.tell_text(sampled(model, folder, device, tail=tail, software=software, force=force))
+    with guarded(model, tail or tail_file(model), trust=trust):
+        printing.tell_text(sampled(model, folder, device, tail=tail, software=software, force=force))
 
 
 def inspect(

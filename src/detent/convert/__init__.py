@@ -21,7 +21,7 @@ from detent.convert import code_types, float_types, inputs_and_weights, quantizi
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import ModelError, UsageError
 from detent.graph.guard import try_message
-from detent.graph.load import ModelLike, checker_complaint, name_of, read, stored_bytes
+from detent.graph.load import ModelLike, checker_complaint, name_of, read, stored_bytes, unzipped
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, serialize, tensor_bytes
 from detent.graph.session import Runner, check_operators
 from detent.prepare.base import Change
@@ -122,6 +122,8 @@ def convert(
     graph_model = read(_copied(model), keep_defaults=True)
     before = _summary(graph_model, stored_bytes(model))
     reading = ConversionNotes(READING)
+    for name, what in unzipped(graph_model):
+        reading.changed(next(value for value in graph_model.graph.outputs if value.name == name), what)
     if not any(isinstance(step, inputs_and_weights.InputsWithoutInitializers) for _, step in parsed):
         inputs_and_weights.free_initializers(graph_model, reading)  # so that steps see weights as constants
     changes, declined = reading.changes, reading.declined

@@ -28,10 +28,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.graph.guard import guarded
 from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
 from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.save import check_output, complete_proto, save_together, serialize
-from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, first_line, open_session
+from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, first_line, foreign_node, open_session, operator_of
 from detent.graph.values import drop_if_unused, read_values, values_of
 from detent.plan.postprocessing import find_postprocessing, is_trained
 from detent.prepare import FixShapes, FoldConstants, InferShapes, prepare
@@ -76,6 +77,7 @@ class Split:
     tail_bytes: int
     sign: str | None
     between: tuple[BetweenTensor, ...]
+    foreign: str = ""  # an operator of the second part that onnxruntime does not know, so that it was not tried
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,7 +119,8 @@ def split(
             )
         at, sign = [_past_quantization(whole.graph, name) for name in found.starts], found.sign
     first, second, between = divide(whole, nodes_before(whole.graph, at), at)
-    for part in (first, second):
+    foreign = foreign_node(second)  # as of the plugins of a device: cut before it, the rest can be quantized
+    for part in (first, second) if foreign is None else (first,):
         Runner(part)  # ModelError if onnxruntime cannot load it, before anything is written
     sizes = save_together([(first, files[0]), (second, files[1])])
     return Split(
@@ -130,6 +133,7 @@ def split(
         tail_bytes=sizes[1],
         sign=sign,
         between=tuple(between),
+        foreign="" if foreign is None else operator_of(foreign),
     )
 
 
@@ -286,7 +290,8 @@ class Pipeline:
         """Read both. Raise ModelError if the second does not continue the first."""
         self._files = [each if isinstance(each, onnx.ModelProto) else Path(each) for each in (body, tail)]
         self.name = " + ".join(name_of(each) for each in self._files)
-        self._parts = [read(each) for each in self._files]
+        with guarded(*self._files):
+            self._parts = [read(each) for each in self._files]
         self._providers = tuple(providers)
         first, second = (part.graph for part in self._parts)
         made = {str(value.name): value for value in first.outputs}

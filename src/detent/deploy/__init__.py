@@ -23,7 +23,8 @@ from detent.devices.device import GENERATIONS, Generation, check_software
 from detent.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.execute.inference import new_folder
-from detent.graph.load import files_of, load
+from detent.graph.load import files_of, load, read
+from detent.graph.save import save
 from detent.graph.session import Runner
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array, Sample
@@ -207,9 +208,15 @@ def _flat(values: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _copy_model(path: Path, place: Path) -> None:
-    """Copy a model; data beside it keeps its name, by which the model refers to it."""
-    for file in files_of(path):
-        shutil.copyfile(file, place if file == path else place.parent / file.name)
+    """Copy a model that is one file; write one with data beside it anew.
+
+    The names of data files are for the model to choose. One may be in a folder, or that of another file here, or of a
+    module that the program imports.
+    """
+    if files_of(path) == [path]:
+        shutil.copyfile(path, place)
+    else:
+        save(read(path), place)
 
 
 _LINUX = """

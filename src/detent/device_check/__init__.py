@@ -136,6 +136,12 @@ def _shifts_of(model: ir.Model) -> list[bool]:
     return [bool((np.frexp(array)[0] == 0.5).all()) for array in arrays]
 
 
+def _is_training(node: onnx.NodeProto) -> bool:
+    return node.op_type == "BatchNormalization" and any(
+        attribute.name == "training_mode" and attribute.i == 1 for attribute in node.attribute
+    )
+
+
 def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
     """Find faults of a file that reading it repairs (names that are not unique, nodes out of order), and its size."""
     names = Counter(node.name for node in proto.graph.node if node.name)
@@ -154,10 +160,18 @@ def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
             "onnxruntime puts them in order itself; onnx.checker refuses the file",
             "`detent convert` writes them in order, with any step",
         )
+    training = next((node for node in proto.graph.node if _is_training(node)), None)
+    if training is not None:
+        yield of_model(
+            "error",
+            f"BatchNormalization '{training.name}' is in training mode",
+            "it answers by the samples that come together, and a device computes one at a time",
+            "export the model for inference (model.eval())",
+        )
     if size > PROTOBUF_LIMIT:
         yield of_model(
             "warning",
-            f"it is {size / 2**30:.1f} GB large",
+            f"it is {size / 1e9:.1f} GB large",
             "a compiler that takes the model as one message cannot take more than 2 GB",
             "use a recipe with fewer bits for weights (`detent quantize --recipe XINT8`), or divide the model",
         )

@@ -39,8 +39,11 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def guarded(*models: object, trust: bool = False) -> Iterator[None]:
-    """Try the model files among `models` while the block runs; `finish_trial` waits for a verdict."""
-    trust = trust or os.environ.get(ENVIRONMENT) == "1"
+    """Try the model files among `models` while the block runs; `finish_trial` waits for a verdict.
+
+    Within a block that trusts its models, so does every other.
+    """
+    trust = trust or _trusting[0] or os.environ.get(ENVIRONMENT) == "1"
     begun = [] if trust else [path for each in models if (path := _begin(each))]
     before, _trusting[0] = _trusting[0], trust
     try:
@@ -48,11 +51,7 @@ def guarded(*models: object, trust: bool = False) -> Iterator[None]:
     finally:
         _trusting[0] = before
         for path in begun:
-            with _lock:
-                process = _begun.pop(path, None)
-            if process is not None:
-                process.kill()
-                process.communicate()
+            _end(path)
 
 
 def try_message(message: bytes, name: str) -> None:
@@ -69,36 +68,55 @@ def try_message(message: bytes, name: str) -> None:
 
 def finish_trial(path: Path, name: str = "") -> None:
     """Wait for the trial of a file, if one runs. Raise ModelError if it crashed, hung or took too much memory."""
+    path = path.absolute()
     with _lock:
-        process = _begun.pop(path.absolute(), None)
+        process = _begun.get(path)
     if process is None:
         return
+    told = name or str(path)
     try:
         seconds = _seconds(path)
         printed, _ = process.communicate(timeout=PATIENCE * seconds)
     except OSError:  # the file went away; loading it says so
-        process.kill()
-        process.communicate()
+        _end(path)
         return
     except subprocess.TimeoutExpired:
-        process.kill()
-        printed, _ = process.communicate()
-        raise ModelError(_message(name or str(path), printed, f"took more than {seconds:.0f} seconds")) from None
+        raise ModelError(_message(told, _end(path), f"took more than {seconds:.0f} seconds")) from None
+    _end(path)  # not before: if this process is interrupted while it waits, `guarded` ends the other one
     code = process.returncode
     if code == -getattr(signal, "SIGXCPU", 0):
-        raise ModelError(_message(name or str(path), printed, f"took more than {seconds:.0f} seconds"))
+        raise ModelError(_message(told, printed, f"took more than {seconds:.0f} seconds"))
     if code == OUT_OF_MEMORY:
-        raise ModelError(_message(name or str(path), printed, "asked for more than 4 GB of memory"))
+        raise ModelError(_message(told, printed, "asked for more than 4 GB of memory"))
+    if code == -getattr(signal, "SIGKILL", 0):
+        raise ModelError(
+            f"{told} could not be tried: {_step(printed)}, a process of its own was killed, as a system does that runs "
+            "out of memory. Run it again, with more memory; --trust goes on without this trial."
+        )
     if code not in (0, 1):  # 1: Python could not start it, which says nothing about the model
-        raise ModelError(_message(name or str(path), printed, f"crashed (exit code {code})"))
+        raise ModelError(_message(told, printed, f"crashed (exit code {code})"))
+
+
+def _end(path: Path) -> bytes:
+    """Forget the trial of a file, if there is one; end it if it still runs, and return what it printed."""
+    with _lock:
+        process = _begun.pop(path, None)
+    if process is None or process.stdout is None or process.stdout.closed:  # closed: all of it was read, to its end
+        return b""
+    process.kill()
+    return process.communicate()[0]
+
+
+def _step(printed: bytes) -> str:
+    """Return the step that a trial was at."""
+    return (printed.decode(errors="replace").splitlines() or ["reading it"])[-1]
 
 
 def _message(name: str, printed: bytes, what: str) -> str:
-    steps = printed.decode(errors="replace").splitlines()
-    step = steps[-1] if steps else "reading it"
     return (
-        f"{name} is not safe to work with: {step}, in a process of its own, {what}. The file is damaged, or it meets a "
-        "fault of onnx or onnxruntime. Export it again, with opset 17 or newer; --trust goes on without this trial."
+        f"{name} is not safe to work with: {_step(printed)}, in a process of its own, {what}. The file is damaged, or "
+        "it meets a fault of onnx or onnxruntime. Export it again, with opset 17 or newer; --trust goes on without "
+        "this trial."
     )
 
 
@@ -118,6 +136,7 @@ def _begin(model: object) -> Path | None:
             return None
     given = {
         "path": sys.path,
+        "parent": os.getpid(),
         "model": str(path),
         "opset": OPSET,
         "memory": MEMORY + MEMORY_PER_BYTE * path.stat().st_size,

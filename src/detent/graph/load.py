@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain
 from os import PathLike
@@ -29,7 +29,16 @@ from onnx_ir.passes import common as common_passes
 from detent.errors import ModelError, UsageError
 from detent.graph.file_kinds import kind_of_file, kind_of_folder
 from detent.graph.guard import finish_trial
-from detent.graph.message import SMALL, all_graphs, check_functions, check_message, external_files, mended
+from detent.graph.message import (
+    SMALL,
+    all_graphs,
+    check_functions,
+    check_message,
+    classes_of,
+    external_files,
+    mended,
+    zipped_outputs,
+)
 from detent.graph.values import rank, repair_names
 
 
@@ -119,7 +128,7 @@ def lower_ir_version(model: ir.Model) -> None:
 def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     """Return the same model at opset `wanted`, newer or older. Raise ModelError if onnx cannot convert it."""
     version = model.graph.opset_imports.get("", 1)
-    common_passes.InlinePass()(model)  # the converter would drop functions
+    inline(model, where)  # the converter would drop functions
     if version < 13:
         _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
@@ -152,6 +161,18 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     repair_names(converted)
     converted.meta.update(model.meta)
     return converted
+
+
+def inline(model: ir.Model, where: str, but: Collection[ir.OperatorIdentifier] = ()) -> None:
+    """Write the bodies of functions in the places of their calls. Raise ModelError where that makes no graph."""
+    try:
+        common_passes.InlinePass(criteria=lambda function: function.identifier() not in but)(model)
+    except (ir.passes.PreconditionError, ValueError) as error:  # the latter for two versions of one operator set
+        raise ModelError(
+            f"The functions of {where} cannot be inlined: {error}. Export the model without functions."
+        ) from error
+    _refuse_dangling(model, where)
+    _refuse_malformed(model, where)
 
 
 _NEWER = "newer"
@@ -233,6 +254,9 @@ _WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorPro
 FILE = "file"  # the key of a loaded model's `meta` under which its path is kept; a ModelProto has none
 
 
+ZIPPED = "zipped"  # the key under which the classes of each output are that was a map; it is a tensor here
+
+
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     """Return the model as a graph with unique names, at the opset that it has. The input is not modified.
 
@@ -240,14 +264,14 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     """
     where = name_of(model)
     if isinstance(model, onnx.ModelProto):
-        graph_model = _deserialize(model, where, folder=None)
+        graph_model = _deserialize(model, where, path=None)
     else:
         path = Path(model)
         proto = read_proto(path)
         _EXTERNAL_FILES[_version_of(path)] = sorted(external_files(proto))
         check_functions(proto, where)  # first: native code would write them out
         finish_trial(path)
-        graph_model = _deserialize(proto, where, folder=path.parent)
+        graph_model = _deserialize(proto, where, path)
         graph_model.meta[FILE] = path  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
@@ -258,6 +282,13 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     except ValueError as error:
         raise ModelError(f"The nodes of {where} depend on each other in a circle: {error}") from error
     return graph_model
+
+
+def unzipped(model: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield the name of each output of a loaded model that was a map, and what it became."""
+    for name, classes in model.meta.get(ZIPPED, {}).items():
+        order = ", ".join(classes if len(classes) < 9 else [*classes[:4], "...", classes[-1]])
+        yield name, f"a map from classes to numbers (ZipMap) is now a tensor, with its columns in this order: {order}"
 
 
 _IN_MEMORY = "the given "  # how what a model without a file is called begins
@@ -352,23 +383,25 @@ UNREADABLE = (
 )
 
 
-def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
+def _deserialize(proto: onnx.ModelProto, where: str, path: Path | None) -> ir.Model:
     if not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{where} is not an ONNX model: it has no operator set or no output. Export it again.")
     _refuse_unknown(proto, where)
-    check_message(proto, where, folder)
+    check_message(proto, where, path)
     try:
-        proto = mended(proto, owned=folder is not None)
+        zipped = {name: classes_of(node) for name, node in zipped_outputs(proto).items()}
+        proto = mended(proto, owned=path is not None)
         large = _large_tensors(proto)
-        model = ir.from_proto(_without(proto, large) if folder is not None and large else proto)
+        model = ir.from_proto(_without(proto, large) if path is not None and large else proto)
         for name, tensor in large.items():
             model.graph.initializers[name].const_value = tensor
     except UNREADABLE as error:
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {root_cause(error)}") from error
     _refuse_dangling(model, where)
     _refuse_malformed(model, where)
-    if folder is not None:
-        ir.external_data.set_base_dir(model.graph, str(folder) or ".")
+    model.meta[ZIPPED] = zipped
+    if path is not None:
+        ir.external_data.set_base_dir(model.graph, str(path.parent))
     return model
 
 
@@ -399,9 +432,12 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     """Refuse, naming the value, what the graph library has no word for: maps, sparse tensors, two inputs of a name."""
     held = {tensor.name for tensor in proto.graph.initializer}
     names = Counter(value.name for value in proto.graph.input if value.name not in held)
+    if "" in names:
+        raise ModelError(f"{where} has an input without a name. Export the model again.")
     for name in (name for name, count in names.items() if count > 1):
         raise ModelError(f"{where} has two inputs of the name '{name}'. Export the model again.")
-    for value in (*proto.graph.input, *proto.graph.output):
+    zipped = zipped_outputs(proto)
+    for value in (*proto.graph.input, *(each for each in proto.graph.output if each.name not in zipped)):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
             kind = getattr(kind, kind.WhichOneof("value")).elem_type
@@ -442,19 +478,29 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             schema = operator_schema(node.op_type, version) or operator_schema(node.op_type, newest)
         if schema is None or node.op_identifier() in model.functions:
             continue
-        count, wrong = len(node.inputs), ""
-        given = [index for index, value in enumerate(node.inputs) if value is not None]
-        if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
-            held = f"{count} inputs" if given else "no input with a name"
-            wrong = f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
-        if not schema.min_output <= len(node.outputs) <= schema.max_output:
-            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
-        for name, attribute in node.attributes.items():
-            wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
-            if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
-                wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
+        wrong = _what_is_wrong(node, schema)
         if wrong:
             raise ModelError(_malformed(node, where, wrong))
+
+
+def _what_is_wrong(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
+    """Return what a node has, or has not, that its operator does not take; empty if nothing."""
+    given = [value for value in node.inputs if value is not None]
+    for name, attribute in node.attributes.items():
+        wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
+        if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
+            return f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        return f"{len(node.outputs)} outputs, and the operator makes {schema.min_output} to {schema.max_output}"
+    if not schema.min_input <= len(node.inputs) <= schema.max_input or len(given) < min(schema.min_input, 1):
+        held = f"{len(node.inputs)} inputs" if given else "no input with a name"
+        return f"{held}, and the operator takes {schema.min_input} to {schema.max_input}"
+    needed = onnx.defs.OpSchema.FormalParameterOption.Single
+    for formal, value in zip(schema.inputs, node.inputs, strict=False):
+        # The first Resize has no use for its regions, and exporters leave them out.
+        if value is None and formal.option == needed and node.op_type != "Resize":
+            return f"no input '{formal.name}'"
+    return ""
 
 
 def _malformed(node: ir.Node, where: str, what: str) -> str:

@@ -3,14 +3,16 @@
 Checked, without reading any data: the opset is there, and a number that there can be; functions that call functions do
 not grow into more nodes than a machine can hold; every tensor has a known type, no size below zero, and as many bytes
 as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below the
-model's own folder, in a file that is long enough.
+model's own folder, in a file that is long enough. In a cache of downloads the model and its data are links to files in
+another folder: a link beside the model may lead to where the model itself leads, and nowhere else.
 
-Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
+Mended, because onnxruntime takes it and exporters write it; no number that is computed changes:
 
 - a dimension below zero is one that is not known;
 - the domain "ai.onnx" is the standard one, "";
 - operators that onnxruntime brings along need no import of their domain;
 - a graph without a name gets one;
+- a ZipMap that computes an output (scikit-learn's exporters, Custom Vision) becomes an Identity: no map is compared;
 - bytes that are not UTF-8, in a name or a note, are spelled out: \\xde.
 """
 
@@ -61,7 +63,7 @@ _FIELDS: dict[int, str] = {
 }
 
 
-def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
+def check_message(proto: onnx.ModelProto, where: str, path: Path | None) -> None:
     """Raise ModelError for an opset that cannot be, and, naming it, for a tensor whose data is not what it declares or
     is not to be read.
 
@@ -74,9 +76,9 @@ def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> No
         _refuse_standard_nodes(proto, where)
     _refuse_hollow_attributes(proto, where)
     for tensor in proto.graph.initializer:
-        _check_tensor(tensor, where, folder, most_inside=SMALL)
+        _check_tensor(tensor, where, path, most_inside=SMALL)
     for tensor in _other_tensors(proto):
-        _check_tensor(tensor, where, folder, most_inside=MOST_BYTES)
+        _check_tensor(tensor, where, path, most_inside=MOST_BYTES)
 
 
 def _refuse_standard_nodes(proto: onnx.ModelProto, where: str) -> None:
@@ -135,13 +137,13 @@ def check_functions(proto: onnx.ModelProto, where: str) -> None:
         )
 
 
-def _check_tensor(tensor: onnx.TensorProto, where: str, folder: Path | None, most_inside: int) -> None:
+def _check_tensor(tensor: onnx.TensorProto, where: str, path: Path | None, most_inside: int) -> None:
     """Check one tensor. External data up to `most_inside` bytes is read into it."""
     size = _declared_bytes(tensor, where)
     if tensor.data_location != TensorProto.EXTERNAL:
         _check_elements(tensor, where, size)
         return
-    start, length, file = _external_place(tensor, where, folder, size)
+    start, length, file = _external_place(tensor, where, path, size)
     if length <= most_inside:
         _read_into(tensor, file, start, length)
 
@@ -217,20 +219,21 @@ def _check_elements(tensor: onnx.TensorProto, where: str, size: int) -> None:
         )
 
 
-def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, size: int) -> tuple[int, int, Path]:
-    """Return where external data starts, its bytes and its file, below the model's folder and long enough."""
+def _external_place(tensor: onnx.TensorProto, where: str, path: Path | None, size: int) -> tuple[int, int, Path]:
+    """Return where external data starts, its bytes and its file, which may be read and is long enough."""
     entries = {_as_text(entry.key): _as_text(entry.value) for entry in tensor.external_data}
     location = entries.get("location", "")
-    if folder is None:
+    if path is None:
         raise ModelError(
             f"Tensor '{tensor.name}' of {where} has its data in another file ('{location}'). Load the model with "
             "onnx.load(path), which reads it, or give the path."
         )
-    file = folder / location
+    file = path.parent / location
     try:
-        inside = bool(location) and file.resolve().is_relative_to(folder.resolve())
+        linked = file.parent == path.parent and file.is_symlink()
+        homes = [path.parent.resolve(), *([path.resolve().parent] if linked else [])]
+        inside = bool(location) and any(file.resolve().is_relative_to(home) for home in homes)
         found = file.stat().st_size if inside and file.is_file() else None
-        linked = file.parent == folder and file.is_symlink()  # as in a cache of downloads
     except (ValueError, OSError, RuntimeError):  # a NUL in it, a name too long, a circle of links
         inside, found, linked = False, None, False
     if not inside:
@@ -289,6 +292,7 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
         copy.CopyFrom(proto)
         proto = copy
     _spell_out(proto)
+    _unzip(proto)
     proto.graph.name = proto.graph.name or "graph"
     _use_standard_domain(proto)
     imported = {entry.domain for entry in proto.opset_import}
@@ -304,12 +308,36 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
     return proto
 
 
+def zipped_outputs(proto: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """Return the outputs that a ZipMap computes from a tensor: a map from classes to numbers for each row of it."""
+    nodes = [node for node in proto.graph.node if (node.domain, node.op_type) == ("ai.onnx.ml", "ZipMap")]
+    computed = {name: node for node in nodes if len(node.input) == 1 for name in node.output}
+    return {value.name: computed[value.name] for value in proto.graph.output if value.name in computed}
+
+
+def classes_of(zip_map: onnx.NodeProto) -> list[str]:
+    """Return the classes that a ZipMap names, in the order of its columns."""
+    names = (entry for each in zip_map.attribute for entry in (*each.strings, *each.ints))
+    return [_as_text(name) if isinstance(name, bytes) else str(name) for name in names]
+
+
+def _unzip(proto: onnx.ModelProto) -> None:
+    """Let outputs that are maps be the tensors that these are made of."""
+    for name, node in zipped_outputs(proto).items():
+        shape = [None, len(classes_of(node))]
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        output = next(value for value in proto.graph.output if value.name == name)
+        output.type.CopyFrom(onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, shape))
+
+
 def _needs_mending(proto: onnx.ModelProto) -> bool:
     graphs = list(all_graphs(proto))
     domains = _domains(proto)
     imported = {entry.domain for entry in proto.opset_import}
     return (
         not proto.graph.name
+        or bool(zipped_outputs(proto))
         or not all(isinstance(text, str) for text in _texts(proto, graphs))
         or "ai.onnx" in imported | domains
         or any(domain in RUNTIME_DOMAINS for domain in domains - imported)

@@ -331,19 +331,33 @@ def _bytes_as_floats(model: ir.Model) -> int:
     return sum(4 * tensor.size for tensor in tensors if tensor is not None)
 
 
-def check_operators(model: ir.Model) -> None:
-    """Raise ModelError, naming the node, where an operator is one that onnxruntime cannot know."""
+def foreign_node(model: ir.Model) -> ir.Node | None:
+    """Return the first node whose operator onnxruntime cannot know, if there is one."""
     functions = {(function.domain, function.name) for function in model.functions.values()}
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
         known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
-        if known or (standard and (onnx.defs.has(node.op_type) or node.op_type in EXPERIMENTAL)):
-            continue
-        operator = node.op_type if standard else f"{node.domain}::{node.op_type}"
-        raise ModelError(
-            f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
-            "Replace it, or cut the model before it."
-        )
+        if not (known or (standard and (onnx.defs.has(node.op_type) or node.op_type in EXPERIMENTAL))):
+            return node
+    return None
+
+
+def operator_of(node: ir.Node) -> str:
+    """Return the operator of a node as messages name it."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+def check_operators(model: ir.Model) -> None:
+    """Raise ModelError, naming the node, where an operator is one that onnxruntime cannot know."""
+    node = foreign_node(model)
+    if node is None:
+        return
+    computed = [f"--at '{value.name}'" for value in node.inputs if value is not None and value.producer() is not None]
+    how = f": `detent split MODEL BODY TAIL {' '.join(computed)}`" if computed and node.graph is model.graph else ""
+    raise ModelError(
+        f"Node '{node.name}' uses the operator {operator_of(node)}, which onnxruntime does not know. "
+        f"Replace it, or cut the model before it{how}."
+    )
 
 
 # What onnxruntime says, and how that reads better.

@@ -16,6 +16,7 @@ from typing import Any
 
 OUT_OF_MEMORY = 77  # the exit code of a trial that asked for more memory than it may have
 
+PARENT_DEATH_SIGNAL = 1  # Linux's number of what is asked of it
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "Failed to allocate", "Available memory", "std::length_error")
 LIGHT = 4096  # bytes; onnx's functions do not need to see larger constants
 
@@ -43,6 +44,17 @@ def limit(more: int, seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, resource.getrlimit(resource.RLIMIT_AS)[1]))
     except (ImportError, OSError, ValueError):
         return  # Windows has neither, macOS no limit of memory
+
+
+def end_with(parent: int) -> None:
+    """Let this process end when the one that asked for the trial is killed, where the system can do that: Linux."""
+    if sys.platform == "linux":
+        import ctypes
+        import os
+
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, 9)
+        if os.getppid() != parent:  # it was killed before
+            os._exit(0)
 
 
 def light(proto: Any) -> bytes:
@@ -150,6 +162,7 @@ if __name__ == "__main__":
 
     given = json.loads(sys.argv[1])
     sys.path[:] = given["path"]  # as the asking process has it; a script's own folder is not to be searched
+    end_with(given["parent"])
     try:
         main(given["model"], given["opset"], given["memory"], given["seconds"])
     except MemoryError:

@@ -31,7 +31,7 @@ from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
-from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read
+from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read, unzipped
 from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
 from detent.graph.values import constant, is_constant, is_standard, is_unused
@@ -183,7 +183,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     warnings = (*unfixed, *warnings)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
-    warnings = (*warnings, *_unsteady(model))
+    unzips = (f"Output '{name}': {what}." for name, what in unzipped(model))
+    warnings = (*warnings, *unzips, *_unsteady(model))
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(
         *(job, target, original, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
@@ -304,8 +305,7 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
                 f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
-                "model; `detent inspect` shows what is in this one, and if there is no other, `detent convert MODEL "
-                "FLOAT --to float` takes the rounding of activations out of it."
+                f"model; `detent inspect` shows what is in this one{_way_back(model)}."
             )
         if _is_training(node) and not _gives_statistics_out(node):
             raise ModelError(
@@ -321,6 +321,15 @@ def _load_float(job: Job) -> tuple[ir.Model, Original]:
     if job.collecting.save is not None:
         check_output(job.collecting.save, job.output)
     return model, original
+
+
+def _way_back(model: ir.Model) -> str:
+    """Say how a quantized model becomes float again, if it can."""
+    kinds = {node.op_type for node in model.graph.all_nodes()}
+    if any(kind.startswith("QLinear") or kind in ("ConvInteger", "MatMulInteger") for kind in kinds):
+        return ""  # they compute on codes
+    remedy = "`detent convert MODEL FLOAT --to float` takes the rounding of activations out of it"
+    return f", and if there is no other, {remedy}"
 
 
 def _observed_sites(layout: Layout) -> list[str]:

@@ -366,6 +366,8 @@ def read_batchnorm(node: ir.Node) -> Affine | str:
         if array is None:
             return f"its {name} is not constant"
         arrays.append(as_float64(array).reshape(-1))
+    if len({array.size for array in arrays}) > 1:
+        return "its parameters are of different sizes"
     gamma, beta, mean, variance = arrays
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     if not bool(np.all(variance + epsilon > 0)):

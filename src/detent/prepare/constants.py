@@ -129,7 +129,7 @@ class FoldConstants(Pass):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
             count = len(model.graph)
-            RemoveUnusedNodesPass()(model)  # first: what is left of large models is inferred several times as fast
+            _remove_unused(model)  # first: what is left of large models is inferred several times as fast
             removed += count - len(model.graph)
             # A shape that is not known yet would make further constants, and so may what stood in a branch.
             taken = [take_branch(self, model, node) for node in model.graph if values.is_standard(node, "If")]
@@ -283,6 +283,16 @@ def _known_bytes(node: ir.Node) -> int:
         for value in node.outputs
         if value.shape is not None and value.shape.is_static() and value.dtype is not None
     )
+
+
+def _remove_unused(model: ir.Model) -> None:
+    """Remove nodes that nothing needs. Nobody need read the statistics of a BatchNormalization for it to train."""
+    training = [node for node in model.graph.all_nodes() if node.attributes.get_int("training_mode", 0)]
+    for node in training:
+        node.domain = "training"  # out of sight of the graph library, which thinks otherwise
+    RemoveUnusedNodesPass()(model)
+    for node in training:
+        node.domain = ""
 
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
-from detent.errors import ModelError
+from detent.graph.load import inline
 from detent.graph.values import all_nodes, input_at, repair_names, shape_of, static_shape
 from detent.prepare.base import OperatorPass, Pass, ints_attribute, main_opset
 
@@ -58,10 +58,7 @@ class InlineFunctions(Pass):
         # The call will be gone. Its results keep their names, and lead to what computes them.
         results = {node: [value.name for value in node.outputs] for node in calls if node.graph is model.graph}
         kept = set(model.graph)
-        try:
-            InlinePass(criteria=lambda function: function.identifier() not in refused)(model)
-        except ir.passes.PreconditionError as error:
-            raise ModelError(f"The model's functions cannot be inlined: {error}.") from error
+        inline(model, "the model", but=refused)
         RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         for key, name in before.items():
             if key not in refused:

@@ -253,6 +253,8 @@ def split_document(done: Split) -> doc.Document:
     headline = [f"{done.source} -> {done.body} + {done.tail}", sizes]
     about = [f"Cut where the post-processing of detections starts ({done.sign})."] if done.sign else []
     run = f'detent.Pipeline("{done.body}", "{done.tail}") runs them as one; evaluate, compare and infer take --tail.'
+    if done.foreign:
+        run = f"onnxruntime does not know {done.foreign}, so {done.tail} was not tried: run it where that operator is."
     between = between_table(done.between)
     sections = [
         doc.Section("Between them", "What the first gives to the second.", [between, doc.Paragraph(run)], folded=False)
