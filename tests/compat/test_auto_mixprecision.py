@@ -40,8 +40,14 @@ def test_every_layer_or_those_that_are_named():
     [convs] = mixed({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
     assert convs.op_types == ("Conv",)
     [named] = mixed({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
-    assert (named.nodes, named.op_types) == (("a", "b"), ())
-    assert named.weights == IntegerFormat("int8", scale="power_of_two")
+    assert (named.part.nodes, named.part.op_types) == (("a", "b"), ())
+    assert named.formats["weights"] == IntegerFormat("int8", scale="power_of_two")
+    assert named.written is None
+    [both] = mixed({"TargetLayerConfig": INT8, "IncludeLayers": ["a"], "DualQuantNodes": True})
+    assert (both.nodes, both.activations) == (("a",), int8)
+    wide = QLayerConfig(Int16Spec(), Int8Spec(), output_tensors=Int16Spec())
+    [through] = mixed({"TargetLayerConfig": wide, "IncludeLayers": ["a"]})
+    assert through.written == through.formats["activations"] == IntegerFormat("int16")
 
 
 def test_biases_are_among_what_is_changed():

@@ -400,9 +400,9 @@ def test_iterations_and_rate_in_one_and_the_older_order_of_arguments(tiny):
 def test_wider_layers_beside_powers_of_two():
     wide = QLayerConfig(Int16Spec(), Int16Spec())
     with pytest.warns(ScriptNote, match="MinMSE calibrates the whole model"):
-        recipe = translate(QConfig(QLayerConfig(XInt8Spec(), XInt8Spec()), {wide: ["head"]})).recipe
-    assert recipe.target == "npu-vaiml"  # the CNN device has 8 bits only
-    assert recipe.overrides[0].activations == IntegerFormat("int16", scale="power_of_two")
+        request = translate(QConfig(QLayerConfig(XInt8Spec(), XInt8Spec()), {wide: ["head"]}))
+    assert request.recipe.target == "npu-vaiml"  # the CNN device has 8 bits only
+    assert request.layers[0].formats["activations"] == IntegerFormat("int16", scale="power_of_two")
 
 
 def test_weights_alone_have_no_method():

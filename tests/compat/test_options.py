@@ -184,6 +184,7 @@ BESIDE = {
         {"conversions": (WithoutOutputQdq(op_types="MatMul+Gemm"),)},
     ),
     "NodesToExcludeOutputQuantization": (["a"], {"conversions": (WithoutOutputQdq(nodes=("a",)),)}),
+    "EnableDualQuantNodePairs": (True, {"dual": True}),
     "FixShapes": ("x:[1,3,8,8]; y:[2]", {"fix_shapes": {"x": [1, 3, 8, 8], "y": [2]}}),
     "NodesToQuantize": (["a"], {"include": ("a",)}),
     "InputNodes": (["a"], {"start": ("a",)}),

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_format
+from detent.compat.layer_tensors import LayerFormats
 from detent.compat.option_rows import (
     NO_FIELD,
     Option,
@@ -94,7 +95,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
     (None, noted("SensitivityCacheFile", "no ranking is kept: a search takes a few walks")),
     (1, met("WorkerNum", "all layers are measured at once")),
-    (False, met("DualQuantNodes", _CONVERTED)),
+    (False, _kept("DualQuantNodes", "whether tensors between IncludeLayers and others have a pair for each format")),
     (False, met("NoInputQDQShared", _CONVERTED)),
     ("propagate", met("SharedParamMode", "what layers share is separated where they need different codes")),
     *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
@@ -111,8 +112,8 @@ AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
-def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | MixedSearch | JudgedSearch]:
-    """Return overrides that give every candidate the format, but not those it excludes, or the search for them.
+def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | LayerFormats | MixedSearch | JudgedSearch]:
+    """Return what gives every candidate the format, but not those it excludes, or the search for them.
 
     UsageError, by name, for all else.
     """
@@ -129,7 +130,18 @@ def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | MixedS
     kept: dict[str, Any] = dict(recipe.formats)
     usual = [Override(nodes=excluded, optional=True, **kept)] if excluded else []
     # Of several overrides that fit the last one wins: that of layers by their names.
-    return [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
+    direct = [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
+    if not included or params.get("DualQuantNodes"):
+        return [*direct]
+    writes = getattr(params.get("TargetLayerConfig"), "output_tensors", None) is not None
+    return [
+        LayerFormats(
+            Override(nodes=each.nodes, leave_float=True, optional=True),
+            each.formats,
+            each.activations if writes and each is direct[0] else None,
+        )
+        for each in direct
+    ]
 
 
 def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]:
@@ -157,6 +169,8 @@ def _roles(layer: Any) -> dict[str, Any]:
     if not isinstance(layer, QLayerConfig):
         raise UsageError(f"TargetLayerConfig is {layer!r}. Give a QLayerConfig, or several.")
     check_layer(layer)
+    if layer.output_tensors not in (None, layer.inputs):
+        raise UsageError("output_tensors of a target: what its layers write is as what they read. Delete it.")
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 

@@ -16,6 +16,7 @@ from detent.compat import enums
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import JudgedSearch, MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
+from detent.compat.layer_tensors import LayerFormats
 from detent.compat.option_rows import NoEffect, check_keys, names
 from detent.convert.float_types import ToBfloat16
 from detent.convert.quantizing_nodes import WithoutOutputQdq
@@ -48,6 +49,11 @@ METHODS: dict[Any, tuple[Method, Scale]] = {
     enums.LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
     enums.ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
 }
+# Methods of specifications that the older enumerations have for other scales alone.
+SHIFTED_METHODS: dict[Any, tuple[Method, Scale]] = {
+    (enums.ScaleType.PowerOf2, enums.CalibMethod[method.__name__]): (method(), "power_of_two")
+    for method in (Percentile, LayerwisePercentile)
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class Request:
     `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
     what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
     quantized. `conversions` are steps of `detent convert` that the result goes through. `subgraphs` says that graphs
-    inside nodes are to be quantized. `counted` are the bins and the percentage to count as Quark does.
+    inside nodes are to be quantized. `counted` are the bins and the percentage to count as Quark does. `layers` have
+    formats of their own, and with `dual` a tensor between two formats has a pair for each.
     """
 
     recipe: Recipe
@@ -80,6 +87,8 @@ class Request:
     postprocessing: Literal["auto", "keep"] = "auto"
     subgraphs: bool = False
     counted: tuple[int, float] | None = None
+    layers: tuple[LayerFormats, ...] = ()
+    dual: bool = False
 
     @property
     def is_calibrated(self) -> bool:
@@ -466,5 +475,10 @@ def mixed_precision(request: Request, value: Any) -> Request:
     if not value:
         return request
     for mixed in mixed_of(value, request.recipe):
-        request = request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)
+        if isinstance(mixed, Override):
+            request = request.with_override(mixed)
+        elif isinstance(mixed, LayerFormats):
+            request = request.replace(layers=(*request.layers, mixed))
+        else:
+            request = request.replace(search=mixed)
     return request
