@@ -87,6 +87,25 @@ runpy.run_module("onnxruntime.quantization.preprocess", run_name="__main__")
     assert (tmp_path / "prepared.onnx").exists()
 
 
+def test_what_onnxruntime_asks_for_an_npu_of_another_maker(detent, tmp_path, monkeypatch):
+    """It gives 16-bit outputs of Sigmoid and Tanh a scale and a zero point of their own."""
+    nodes = [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("Sigmoid", "c", "s"), node("Tanh", "s", "y")]
+    onnx.save(build(nodes, "y", {"w": normal(4, 3, 3, 3)}), tmp_path / "gates.onnx")
+    text = """
+from onnxruntime.quantization import QuantType, quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+wide = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QUInt8}
+quantize("gates.onnx", "out.onnx", get_qnn_qdq_config("gates.onnx", Reader(), **wide))
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text)
+    assert outcome.code == 0, outcome.err
+    values = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "out.onnx").graph.initializer
+    }
+    assert (values["s_scale"], values["s_zero_point"]) == (1 / 65536, 0)
+    assert (values["y_scale"], values["y_zero_point"]) == (1 / 32768, 32768)
+
+
 def test_the_two_directions_of_float16(tiny):
     with other_tools():
         float16 = importlib.import_module("quark.onnx.tools.float16")

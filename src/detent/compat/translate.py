@@ -34,7 +34,7 @@ from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, Qua
 from detent.compat.data_types import SCALES, TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.layer_tensors import LayerFormats, is_regex
 from detent.compat.option_rows import ScriptNote, apply_rows, boolean, honoured, note, noted
-from detent.compat.option_rules import METHODS, SHIFTED_METHODS, Request, equalized, rotated
+from detent.compat.option_rules import METHODS, SEVEN_BITS, SHIFTED_METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.convert.quantizing_nodes import WithoutClippedRelu
@@ -60,7 +60,6 @@ _FORMATS: dict[Any, OutputFormat] = {
     enums.VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     enums.VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
-_SEVEN_BITS = "weights keep 8 bits. Sessions on CPUs without VNNI compute them exactly with session.x64quantprecision=1"
 _SAME_AS_OPTION = {
     **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
     **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
@@ -68,7 +67,7 @@ _SAME_AS_OPTION = {
     "debug_mode": "DebugMode",
 }
 _FIELDS = {
-    "reduce_range": noted("reduce_range", _SEVEN_BITS),
+    "reduce_range": noted("reduce_range", SEVEN_BITS),
     "include_rotation": honoured("include_rotation", "rotates residual streams (`also`)", rotated, boolean),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
