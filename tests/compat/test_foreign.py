@@ -396,14 +396,17 @@ def test_targets_by_name_and_the_finest_of_several():
     named = {INT8: [], INT16: ["head"]}
     mixed = partial(mixed_of, recipe=PRESETS["A8W8"])
     everywhere, head = mixed({"TargetLayerConfig": named})
-    assert (everywhere.activations, head.activations) == (IntegerFormat("int8"), IntegerFormat("int16"))
-    assert (head.nodes, head.optional) == (("head",), True)
+    found = [each.formats["activations"] for each in (everywhere, head)]
+    assert found == [IntegerFormat("int8"), IntegerFormat("int16")]
+    assert (head.part.nodes, head.part.optional) == (("head",), True)
     [finest] = mixed({"TargetLayerConfig": [INT8, INT16]})
-    assert finest.weights == IntegerFormat("int16")
+    assert finest.formats["weights"] == IntegerFormat("int16")
     kept, search = mixed({"TargetLayerConfig": named, "MetricThreshold": 0.5})
-    assert kept == head
+    assert (kept.nodes, kept.formats) == (head.part.nodes, head.formats)
     assert isinstance(search, MixedSearch)
-    assert len(translate(QConfig(INT8, algo_config=[AutoMixprecisionConfig(named)])).recipe.overrides) == 2
+    assert len(translate(QConfig(INT8, algo_config=[AutoMixprecisionConfig(named)])).layers) == 2
+    both = AutoMixprecisionConfig(named, dual_quant_nodes=True)
+    assert len(translate(QConfig(INT8, algo_config=[both])).recipe.overrides) == 2
 
 
 def test_iterations_and_rate_in_one_and_the_older_order_of_arguments(tiny):

@@ -166,7 +166,7 @@ HONOURED = {
     "FastFinetune": ({"include_fast_ft": True}, {"NumIterations": 3}, {"refinement": AdaRound(iterations=3)}),
     "AutoMixprecision": (
         {"include_auto_mp": True},
-        {"TargetLayerConfig": QLayerConfig(weight=Int8Spec()), "TargetOpType": ["Gemm"]},
+        {"TargetLayerConfig": QLayerConfig(weight=Int8Spec()), "TargetOpType": ["Gemm"], "DualQuantNodes": True},
         {"overrides": (Override(op_types=("Gemm",), weights=IntegerFormat("int8")),)},
     ),
     "EnableNPUCnn": ({"calibrate_method": PowerOfTwoMethod.MinMSE}, True, {"target": "npu-cnn"}),

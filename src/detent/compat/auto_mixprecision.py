@@ -95,7 +95,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
     (None, noted("SensitivityCacheFile", "no ranking is kept: a search takes a few walks")),
     (1, met("WorkerNum", "all layers are measured at once")),
-    (False, _kept("DualQuantNodes", "whether tensors between IncludeLayers and others have a pair for each format")),
+    (False, _kept("DualQuantNodes", "whether tensors between two formats have a pair for each")),
     (False, met("NoInputQDQShared", _CONVERTED)),
     ("propagate", met("SharedParamMode", "what layers share is separated where they need different codes")),
     *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
@@ -131,17 +131,24 @@ def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | LayerF
     usual = [Override(nodes=excluded, optional=True, **kept)] if excluded else []
     # Of several overrides that fit the last one wins: that of layers by their names.
     direct = [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
-    if not included or params.get("DualQuantNodes"):
+    if params.get("DualQuantNodes"):
         return [*direct]
-    writes = getattr(params.get("TargetLayerConfig"), "output_tensors", None) is not None
+    layer = params.get("TargetLayerConfig")
+    writes = getattr(_layer(layer), "output_tensors", None) is not None
     return [
         LayerFormats(
-            Override(nodes=each.nodes, leave_float=True, optional=True),
+            Override(nodes=each.nodes, op_types=each.op_types, leave_float=True, optional=each.optional),
             each.formats,
             each.activations if writes and each is direct[0] else None,
         )
         for each in direct
     ]
+
+
+def _layer(given: Any) -> Any:
+    """Return a specification that may be written as a dictionary, as in a file."""
+    as_dictionary = isinstance(given, Mapping) and all(isinstance(key, str) for key in given)
+    return QLayerConfig.from_dict(given) if as_dictionary else given
 
 
 def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]:
@@ -150,7 +157,7 @@ def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]
     Of a list of targets each layer takes the one that is closest to float: that with the most bits.
     """
     older = {role: params[name] for name, roles in _OLDER.items() if name in params for role in roles}
-    layer = params.get("TargetLayerConfig")
+    layer = _layer(params.get("TargetLayerConfig"))
     if older and layer is not None:
         raise UsageError("TargetLayerConfig and the older TargetQuantType say the same. Give one.")
     if older:
@@ -161,7 +168,9 @@ def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]
         layer = next((each for each, names in layer.items() if not names), next(iter(layer), None))
     elif isinstance(layer, (list, tuple)) and layer:
         note("TargetLayerConfig: of several, every layer takes the one with the most bits.")
-        layer = max(layer, key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None))
+        layer = max(
+            map(_layer, layer), key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None)
+        )
     return _roles(layer), named
 
 

@@ -345,7 +345,8 @@ def _named(request: Request, config: QuantizationConfig) -> Recipe:
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
-            return as_quark_writes(PRESETS[name])
+            preset = as_quark_writes(PRESETS[name])
+            return preset.replace(overrides=()) if request.layers else preset  # which they are, of tensors
     # An option that changes nothing, or single layers, do not make another method of A8W8.
     for name in PRESET_FIELDS if request.search is None else ():
         spelled = _spelled(name) if _is_made_from(config, name) else None
