@@ -216,6 +216,38 @@ ModelQuantizer(config).quantize_model(sys.argv[1], "out.onnx", Reader())
         assert f"Note: The model has no '{name}'" in outcome.err
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from quark.onnx.quant_utils import model_has_pre_process_metadata",
+        "from onnxruntime.quantization.onnx_model import ONNXModel",
+        "import onnxruntime.quantization.static_quantize_runner",
+    ],
+)
+def test_a_name_of_onnxruntimes_own_before_all_others_brings_none_of_the_rest(detent, tmp_path, monkeypatch, first):
+    text = f"""
+{first}
+from onnxruntime.quantization import quantize_static
+import onnxruntime.quantization.quantize as module
+print(quantize_static.__module__, module.quantize_dynamic.__module__)
+"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    assert detent("run", "script.py").out.split() == ["detent.compat.entry_points"] * 2
+
+
+def test_a_program_of_onnxruntime_that_quantizes_does_so_here(detent, tiny, tmp_path):
+    data = tmp_path / "test_data_set_0"
+    data.mkdir()
+    shutil.copy(tiny, tmp_path / "model.onnx")
+    tensor = onnx.numpy_helper.from_array(normal(1, 3, 8, 8), "x")
+    (data / "input_0.pb").write_bytes(tensor.SerializeToString())
+    tool = "onnxruntime.quantization.static_quantize_runner"
+    outcome = detent("run", "-m", tool, "-i", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx")
+    assert outcome.code == 0, outcome.err
+    assert onnx.load(tmp_path / "out.onnx").producer_name == "detent"
+
+
 def conditional():
     """Return a model whose MatMul is inside an If that the input decides."""
     inner = helper.make_graph(
