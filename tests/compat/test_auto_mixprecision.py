@@ -15,6 +15,7 @@ from detent.compat.configs import QConfig
 from detent.compat.data_types import BFP16Spec, Int8, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.compat.entry_points import ModelQuantizer
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
+from detent.compat.layer_tensors import LayerFormats
 from detent.compat.option_rows import ScriptNote
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
@@ -38,20 +39,37 @@ def test_every_layer_or_those_that_are_named():
     int8, blocks = IntegerFormat("int8"), BlockFloat(rounding="half_away")
     assert everywhere == Override(op_types=LAYERS, activations=int8, weights=blocks)
     [convs] = mixed({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
-    assert convs.op_types == ("Conv",)
+    assert convs.part.op_types == ("Conv",)
     [named] = mixed({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
-    assert (named.nodes, named.op_types) == (("a", "b"), ())
-    assert named.weights == IntegerFormat("int8", scale="power_of_two")
+    assert (named.part.nodes, named.part.op_types) == (("a", "b"), ())
+    assert named.formats["weights"] == IntegerFormat("int8", scale="power_of_two")
+    assert named.written is None
+    [both] = mixed({"TargetLayerConfig": INT8, "IncludeLayers": ["a"], "DualQuantNodes": True})
+    assert (both.nodes, both.activations) == (("a",), int8)
+    wide = QLayerConfig(Int16Spec(), Int8Spec(), output_tensors=Int16Spec())
+    [through] = mixed({"TargetLayerConfig": wide, "IncludeLayers": ["a"]})
+    assert through.written == through.formats["activations"] == IntegerFormat("int16")
+
+
+def test_a_specification_may_be_a_dictionary():
+    blocks = QLayerConfig(*(BFP16Spec() for _ in range(2)), output_tensors=BFP16Spec())
+    written = {
+        "TargetLayerConfig": {name: None if each is None else each.to_dict() for name, each in vars(blocks).items()}
+    }
+    [found], [same] = mixed(written), mixed({"TargetLayerConfig": blocks})
+    assert found == same
+    assert found.written == found.formats["weights"] == BlockFloat(rounding="half_away")
+    assert mixed({"TargetLayerConfig": [INT8.to_dict(), INT8.to_dict()]}) == mixed({"TargetLayerConfig": INT8})
 
 
 def test_biases_are_among_what_is_changed():
     [found] = mixed({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
-    assert found.biases == IntegerFormat("int16")
+    assert found.formats["biases"] == IntegerFormat("int16")
 
 
 def test_older_names():
     [found] = mixed({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
-    assert (found.activations, found.weights) == (IntegerFormat("int16"), IntegerFormat("int8"))
+    assert found.formats == {"activations": IntegerFormat("int16"), "weights": IntegerFormat("int8")}
 
 
 def search(**params):
@@ -66,7 +84,7 @@ def test_a_threshold_asks_for_a_search():
     assert found == MixedSearch(OtherFormats(int8, int8), layers, "sqnr", -30.0, samples=7)
     assert search(L2Target=0.5) == search(MetricThreshold=0.5) == search(MetricThreshold=0.5, MetricDefault="l2")
     assert search(MetricThreshold=0.5).layers == Layers(op_types=LAYERS)
-    assert isinstance(search(MetricThreshold=0, L2Target=None), Override)
+    assert isinstance(search(MetricThreshold=0, L2Target=None), LayerFormats)
 
 
 def test_bounds_on_the_power_of_the_error():
@@ -117,8 +135,8 @@ def test_what_cannot_be_had_is_named(params, message):
 
 def test_excluded_layers_keep_their_format():
     everywhere, kept = mixed({"TargetLayerConfig": INT8, "ExcludeLayers": ["head"]})
-    assert everywhere.activations == IntegerFormat("int8")
-    assert (kept.nodes, kept.activations) == (("head",), USUAL.activations)
+    assert everywhere.formats["activations"] == IntegerFormat("int8")
+    assert (kept.part.nodes, kept.formats["activations"]) == (("head",), USUAL.activations)
 
 
 def test_an_analysis_alone_changes_nothing():

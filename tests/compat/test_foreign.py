@@ -87,6 +87,25 @@ runpy.run_module("onnxruntime.quantization.preprocess", run_name="__main__")
     assert (tmp_path / "prepared.onnx").exists()
 
 
+def test_what_onnxruntime_asks_for_an_npu_of_another_maker(detent, tmp_path, monkeypatch):
+    """It gives 16-bit outputs of Sigmoid and Tanh a scale and a zero point of their own."""
+    nodes = [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("Sigmoid", "c", "s"), node("Tanh", "s", "y")]
+    onnx.save(build(nodes, "y", {"w": normal(4, 3, 3, 3)}), tmp_path / "gates.onnx")
+    text = """
+from onnxruntime.quantization import QuantType, quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+wide = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QUInt8}
+quantize("gates.onnx", "out.onnx", get_qnn_qdq_config("gates.onnx", Reader(), **wide))
+"""
+    outcome = run(detent, tmp_path, monkeypatch, text)
+    assert outcome.code == 0, outcome.err
+    values = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "out.onnx").graph.initializer
+    }
+    assert (values["s_scale"], values["s_zero_point"]) == (1 / 65536, 0)
+    assert (values["y_scale"], values["y_zero_point"]) == (1 / 32768, 32768)
+
+
 def test_the_two_directions_of_float16(tiny):
     with other_tools():
         float16 = importlib.import_module("quark.onnx.tools.float16")
@@ -195,6 +214,38 @@ ModelQuantizer(config).quantize_model(sys.argv[1], "out.onnx", Reader())
     assert outcome.code == 0, outcome.err
     for name in ("nowhere", "Softmax", "nothing"):
         assert f"Note: The model has no '{name}'" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from quark.onnx.quant_utils import model_has_pre_process_metadata",
+        "from onnxruntime.quantization.onnx_model import ONNXModel",
+        "import onnxruntime.quantization.static_quantize_runner",
+    ],
+)
+def test_a_name_of_onnxruntimes_own_before_all_others_brings_none_of_the_rest(detent, tmp_path, monkeypatch, first):
+    text = f"""
+{first}
+from onnxruntime.quantization import quantize_static
+import onnxruntime.quantization.quantize as module
+print(quantize_static.__module__, module.quantize_dynamic.__module__)
+"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    assert detent("run", "script.py").out.split() == ["detent.compat.entry_points"] * 2
+
+
+def test_a_program_of_onnxruntime_that_quantizes_does_so_here(detent, tiny, tmp_path):
+    data = tmp_path / "test_data_set_0"
+    data.mkdir()
+    shutil.copy(tiny, tmp_path / "model.onnx")
+    tensor = onnx.numpy_helper.from_array(normal(1, 3, 8, 8), "x")
+    (data / "input_0.pb").write_bytes(tensor.SerializeToString())
+    tool = "onnxruntime.quantization.static_quantize_runner"
+    outcome = detent("run", "-m", tool, "-i", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx")
+    assert outcome.code == 0, outcome.err
+    assert onnx.load(tmp_path / "out.onnx").producer_name == "detent"
 
 
 def conditional():
@@ -377,14 +428,17 @@ def test_targets_by_name_and_the_finest_of_several():
     named = {INT8: [], INT16: ["head"]}
     mixed = partial(mixed_of, recipe=PRESETS["A8W8"])
     everywhere, head = mixed({"TargetLayerConfig": named})
-    assert (everywhere.activations, head.activations) == (IntegerFormat("int8"), IntegerFormat("int16"))
-    assert (head.nodes, head.optional) == (("head",), True)
+    found = [each.formats["activations"] for each in (everywhere, head)]
+    assert found == [IntegerFormat("int8"), IntegerFormat("int16")]
+    assert (head.part.nodes, head.part.optional) == (("head",), True)
     [finest] = mixed({"TargetLayerConfig": [INT8, INT16]})
-    assert finest.weights == IntegerFormat("int16")
+    assert finest.formats["weights"] == IntegerFormat("int16")
     kept, search = mixed({"TargetLayerConfig": named, "MetricThreshold": 0.5})
-    assert kept == head
+    assert (kept.nodes, kept.formats) == (head.part.nodes, head.formats)
     assert isinstance(search, MixedSearch)
-    assert len(translate(QConfig(INT8, algo_config=[AutoMixprecisionConfig(named)])).recipe.overrides) == 2
+    assert len(translate(QConfig(INT8, algo_config=[AutoMixprecisionConfig(named)])).layers) == 2
+    both = AutoMixprecisionConfig(named, dual_quant_nodes=True)
+    assert len(translate(QConfig(INT8, algo_config=[both])).recipe.overrides) == 2
 
 
 def test_iterations_and_rate_in_one_and_the_older_order_of_arguments(tiny):
@@ -400,9 +454,9 @@ def test_iterations_and_rate_in_one_and_the_older_order_of_arguments(tiny):
 def test_wider_layers_beside_powers_of_two():
     wide = QLayerConfig(Int16Spec(), Int16Spec())
     with pytest.warns(ScriptNote, match="MinMSE calibrates the whole model"):
-        recipe = translate(QConfig(QLayerConfig(XInt8Spec(), XInt8Spec()), {wide: ["head"]})).recipe
-    assert recipe.target == "npu-vaiml"  # the CNN device has 8 bits only
-    assert recipe.overrides[0].activations == IntegerFormat("int16", scale="power_of_two")
+        request = translate(QConfig(QLayerConfig(XInt8Spec(), XInt8Spec()), {wide: ["head"]}))
+    assert request.recipe.target == "npu-vaiml"  # the CNN device has 8 bits only
+    assert request.layers[0].formats["activations"] == IntegerFormat("int16", scale="power_of_two")
 
 
 def test_weights_alone_have_no_method():

@@ -30,11 +30,12 @@ from detent.compat.data_types import (
     XInt8Spec,
 )
 from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
+from detent.compat.layer_tensors import LayerFormats
 from detent.compat.option_rows import ScriptNote
 from detent.compat.translate import as_quark_writes, translate
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
-from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
+from detent.methods import Entropy, LayerwisePercentile, MinMSE, NonOverflow, Percentile
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
@@ -44,6 +45,14 @@ from detent.refinements import AdaQuant, AdaRound, Gptq
 custom_config = importlib.import_module("detent.compat.quark.onnx.quantization.config.custom_config")
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
+
+
+def named(layer, **formats):
+    """Return what a specification of integers says of one layer."""
+    part = Override(nodes=(layer,), leave_float=True, optional=True)
+    return LayerFormats(part, {role: IntegerFormat(dtype) for role, dtype in formats.items()})
+
+
 ENTROPY_LAYER = QLayerConfig(Int8Spec(calibration_method=CalibMethod.Entropy), Int8Spec())
 
 
@@ -95,6 +104,36 @@ def test_specifications_decide():
     assert recipe(QTensorConfig(data_type=Int8), Int8Spec()).activations == IntegerFormat("int8")
 
 
+@pytest.mark.parametrize(
+    ("layer", "noted", "method", "scale"),
+    [
+        (QLayerConfig(XInt8Spec(), Int8Spec()), "scale_type Float32 of weights", MinMSE(), "power_of_two"),
+        (QLayerConfig(Int8Spec(), XInt8Spec()), "scale_type PowerOf2 of weights", Percentile(), "float"),
+        (
+            QLayerConfig(XInt8Spec(calibration_method=CalibMethod.Percentile), XInt8Spec()),
+            "Percentile with scale_type PowerOf2",
+            Percentile(),
+            "power_of_two",
+        ),
+        (
+            QLayerConfig(XInt8Spec(calibration_method=CalibMethod.LayerwisePercentile), XInt8Spec()),
+            "LayerwisePercentile with scale_type PowerOf2",
+            LayerwisePercentile(),
+            "power_of_two",
+        ),
+        (QLayerConfig(Int8Spec(), Int8Spec(), output_tensors=Int16Spec()), "output_tensors", Percentile(), "float"),
+    ],
+)
+def test_scales_of_a_kind_that_the_other_specification_or_the_method_does_not_have(layer, noted, method, scale):
+    with pytest.warns(ScriptNote, match=noted):
+        recipe = translate(QConfig(layer)).recipe
+    assert recipe.method == method
+    assert recipe.weight_method in (None, MinMSE())
+    assert {fmt.scale for fmt in (recipe.activations, recipe.weights)} == {scale}
+    on_device = layer.activation.scale_type == layer.weight.scale_type == ScaleType.PowerOf2
+    assert (recipe.target == "npu-cnn") == on_device
+
+
 def test_algorithms():
     def recipe(*algorithms):
         return translate(QConfig(INT8, algo_config=list(algorithms))).recipe
@@ -108,10 +147,8 @@ def test_algorithms():
     assert recipe(BiasCorrectionConfig()) == recipe()
     assert recipe(AdaRoundConfig(num_iterations=9)).refinement.iterations == 9
     assert recipe(GPTQConfig(act_order=True)).refinement == Gptq()
-    mixed = recipe(AutoMixprecisionConfig(QLayerConfig(Int16Spec(), Int8Spec()), include_layers=["head"]))
-    assert mixed.overrides == (
-        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8"), optional=True),
-    )
+    mixed = AutoMixprecisionConfig(QLayerConfig(Int16Spec(), Int8Spec()), include_layers=["head"])
+    assert translate(QConfig(INT8, algo_config=[mixed])).layers == (named("head", activations="int16", weights="int8"),)
     for algorithm, message in ((AutoMixprecisionConfig(["A8W8"]), "TargetLayerConfig"),):
         with pytest.raises(UsageError, match=message):
             recipe(algorithm)
@@ -133,8 +170,11 @@ def test_layers_and_exclusions():
     assert request.recipe.overrides == (
         Override(between=(("a",), ("b",)), leave_float=True),
         Override(op_types=("Softmax",), leave_float=True, optional=True),
-        Override(op_types=("Gemm",), weights=BlockFloat(rounding="half_away"), optional=True),
-        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8"), optional=True),
+    )
+    gemm = Override(op_types=("Gemm",), leave_float=True, optional=True)
+    assert request.layers == (
+        LayerFormats(gemm, {"weights": BlockFloat(rounding="half_away")}),
+        named("head", activations="int16", weights="int8"),
     )
 
 
@@ -156,8 +196,8 @@ def test_nothing_that_a_specification_says_is_lost():
     whole = of(XInt8Spec(), XInt8Spec(calibration_method=CalibMethod.MinMax))
     assert (whole.method, whole.weight_method) == (MinMSE(), NonOverflow())
     fine = QLayerConfig(weight=Int8Spec(quant_granularity=QuantGranularity.Channel))
-    per_channel = of(Int8Spec(), Int8Spec(), specific_layer_config={fine: ["head"]})
-    assert per_channel.overrides[0].weights == IntegerFormat("int8", granularity="per_channel")
+    [per_channel] = translate(QConfig(INT8, specific_layer_config={fine: ["head"]})).layers
+    assert per_channel.formats["weights"] == IntegerFormat("int8", granularity="per_channel")
     integers_beside_floats = of(BFloat16Spec(), BFloat16Spec(), specific_layer_config={ENTROPY_LAYER: ["head"]})
     assert integers_beside_floats.method == Entropy()
 
@@ -166,7 +206,6 @@ def test_nothing_that_a_specification_says_is_lost():
     ("config", "message"),
     [
         (lambda: QConfig(QLayerConfig(weight=Int8Spec())), "global_config needs both"),
-        (lambda: QConfig(QLayerConfig(XInt8Spec(), Int8Spec())), "scale_type is PowerOf2 for activations and Float32"),
         (
             lambda: QConfig(QLayerConfig(XInt8Spec(calibration_method=CalibMethod.Entropy), XInt8Spec())),
             "not for PowerOf2",
@@ -176,12 +215,12 @@ def test_nothing_that_a_specification_says_is_lost():
             lambda: QConfig(QLayerConfig(Int8Spec(scale_type=ScaleType.Int16), Int8Spec(scale_type=ScaleType.Int16))),
             "Int16",
         ),
-        (lambda: QConfig(QLayerConfig(Int8Spec(), Int8Spec(), output_tensors=Int16Spec())), "output_tensors"),
         (
             lambda: QConfig(QLayerConfig(Int8Spec(quant_granularity=QuantGranularity.Channel), Int8Spec())),
             "for weights",
         ),
         (lambda: QConfig(INT8, algo_config=["cle"]), "algo_config lists 'cle'"),
+        (lambda: QConfig(INT8, {INT8: [(["a"],)]}), "A subgraph with formats of its own is"),
         (lambda: QConfig(INT8, exclude=[3]), "A subgraph to exclude is 3"),
     ],
 )

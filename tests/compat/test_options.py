@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tools.option_page import page
 
@@ -165,7 +166,7 @@ HONOURED = {
     "FastFinetune": ({"include_fast_ft": True}, {"NumIterations": 3}, {"refinement": AdaRound(iterations=3)}),
     "AutoMixprecision": (
         {"include_auto_mp": True},
-        {"TargetLayerConfig": QLayerConfig(weight=Int8Spec()), "TargetOpType": ["Gemm"]},
+        {"TargetLayerConfig": QLayerConfig(weight=Int8Spec()), "TargetOpType": ["Gemm"], "DualQuantNodes": True},
         {"overrides": (Override(op_types=("Gemm",), weights=IntegerFormat("int8")),)},
     ),
     "EnableNPUCnn": ({"calibrate_method": PowerOfTwoMethod.MinMSE}, True, {"target": "npu-cnn"}),
@@ -184,6 +185,7 @@ BESIDE = {
         {"conversions": (WithoutOutputQdq(op_types="MatMul+Gemm"),)},
     ),
     "NodesToExcludeOutputQuantization": (["a"], {"conversions": (WithoutOutputQdq(nodes=("a",)),)}),
+    "EnableDualQuantNodePairs": (True, {"dual": True}),
     "FixShapes": ("x:[1,3,8,8]; y:[2]", {"fix_shapes": {"x": [1, 3, 8, 8], "y": [2]}}),
     "NodesToQuantize": (["a"], {"include": ("a",)}),
     "InputNodes": (["a"], {"start": ("a",)}),
@@ -349,6 +351,29 @@ def test_tensors_take_the_scales_of_the_rest_of_the_model():
     assert override.overrides[0].weights == IntegerFormat("int8", scale="power_of_two")
 
 
+def overridden(**entry):
+    [override] = recipe(FLOAT, TensorQuantOverrides={"t": [entry]}).overrides
+    return override
+
+
+def test_scales_channels_and_small_types_of_single_tensors():
+    sixteen = overridden(quant_type=QuantType.QUInt16, scale=np.array(2**-16, np.float32), zero_point=np.array(0))
+    assert sixteen.range == (0, 65535 / 65536)
+    params = sixteen.activations.fit(*sixteen.range)
+    assert (params.scale, params.zero_point) == (2**-16, 0)
+    signed = overridden(quant_type=QuantType.QInt8, symmetric=True, scale=0.5, zero_point=0)
+    params = signed.activations.fit(*signed.range)
+    assert (params.scale, params.zero_point) == (0.5, 0)
+    shifted = overridden(quant_type=QuantType.QInt8, symmetric=True, scale=0.5, zero_point=3)
+    params = shifted.activations.fit(*shifted.range)
+    assert (params.scale, params.zero_point) == (0.5, 3)
+    by_channel = overridden(axis=0, quant_type=QuantType.QInt8, symmetric=True)
+    assert by_channel.formats == {"weights": IntegerFormat("int8", granularity="per_channel")}
+    assert overridden(quant_type=QuantType.QInt4, symmetric=True).formats == {"weights": IntegerFormat("int4")}
+    with pytest.warns(ScriptNote, match="'t': reduce_range=True: weights keep 8 bits"):
+        assert recipe(FLOAT, TensorQuantOverrides={"t": [{"reduce_range": True}]}) == recipe(FLOAT)
+
+
 def test_a_percentage_is_for_methods_that_cut():
     assert recipe(NPU, Percentile=99.0, MinMSEMode="Percentile").method == MinMSE("Percentile", 99.0)
 
@@ -409,7 +434,10 @@ def test_a_noted_option_says_that_it_is_not_done(name):
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no key 'Size'"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "AWQ"}}, "AWQ"),
-        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x': .*'scale'"),
+        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x': .*one of scale and zero_point"),
+        ({"TensorQuantOverrides": {"x": [{"scal": 1.0}]}}, "'x': .*'scale'"),
+        ({"TensorQuantOverrides": {"x": [{"convert": {}}]}}, "'x': 'convert'"),
+        ({"TensorQuantOverrides": {"x": [{"rmin": 0, "rmax": 1}, {"rmin": 0, "rmax": 2}]}}, "one entry for each"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
         ({"NumBins": "many"}, "NumBins='many'.*number"),

@@ -35,10 +35,23 @@ OTHER_METHOD = {name for name in PRESET_FIELDS if name.startswith("A8W8")}
 """Quark's preset says MinMax, Detent's clips what costs less than it gains."""
 
 
+OF_TENSORS = ("S16S16_MIXED_S8S8",)
+"""Quark's preset has other formats for the tensors of layers; Detent's converts before these and behind them."""
+
+
+def _without_layers(name):
+    preset = as_quark_writes(PRESETS[name])
+    return preset.replace(overrides=()) if name in OF_TENSORS else preset
+
+
 @pytest.mark.parametrize("name", PRESET_FIELDS)
 def test_a_preset_is_the_preset_of_that_name(name):
     for spelling in (name, f"{name}_CONFIG", name.lower()):
-        assert translate(Config(get_default_config(spelling))).recipe == as_quark_writes(PRESETS[name])
+        request = translate(Config(get_default_config(spelling)))
+        assert request.recipe == _without_layers(name)
+        assert [each.formats for each in request.layers] == [
+            each.formats for each in PRESETS[name].overrides if name in OF_TENSORS
+        ]
 
 
 @pytest.mark.parametrize("name", sorted(set(PRESET_FIELDS) - SEARCHED))
@@ -57,7 +70,7 @@ def test_what_is_printed_or_left_out_does_not_change_the_recipe(name):
     config = get_default_config(name)
     config.print_summary = False
     config.nodes_to_exclude = ["head"]
-    assert translate(config).recipe == as_quark_writes(PRESETS[name])
+    assert translate(config).recipe == _without_layers(name)
 
 
 def test_a_script_gets_the_tensors_that_quark_writes():

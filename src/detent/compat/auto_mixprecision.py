@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_format
+from detent.compat.layer_tensors import LayerFormats
 from detent.compat.option_rows import (
     NO_FIELD,
     Option,
@@ -94,7 +95,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
     (None, noted("SensitivityCacheFile", "no ranking is kept: a search takes a few walks")),
     (1, met("WorkerNum", "all layers are measured at once")),
-    (False, met("DualQuantNodes", _CONVERTED)),
+    (False, _kept("DualQuantNodes", "whether tensors between two formats have a pair for each")),
     (False, met("NoInputQDQShared", _CONVERTED)),
     ("propagate", met("SharedParamMode", "what layers share is separated where they need different codes")),
     *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
@@ -111,8 +112,8 @@ AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
-def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | MixedSearch | JudgedSearch]:
-    """Return overrides that give every candidate the format, but not those it excludes, or the search for them.
+def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | LayerFormats | MixedSearch | JudgedSearch]:
+    """Return what gives every candidate the format, but not those it excludes, or the search for them.
 
     UsageError, by name, for all else.
     """
@@ -129,7 +130,25 @@ def mixed_of(given: Mapping[str, Any], recipe: Recipe) -> list[Override | MixedS
     kept: dict[str, Any] = dict(recipe.formats)
     usual = [Override(nodes=excluded, optional=True, **kept)] if excluded else []
     # Of several overrides that fit the last one wins: that of layers by their names.
-    return [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
+    direct = [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named, *usual]
+    if params.get("DualQuantNodes"):
+        return [*direct]
+    layer = params.get("TargetLayerConfig")
+    writes = getattr(_layer(layer), "output_tensors", None) is not None
+    return [
+        LayerFormats(
+            Override(nodes=each.nodes, op_types=each.op_types, leave_float=True, optional=each.optional),
+            each.formats,
+            each.activations if writes and each is direct[0] else None,
+        )
+        for each in direct
+    ]
+
+
+def _layer(given: Any) -> Any:
+    """Return a specification that may be written as a dictionary, as in a file."""
+    as_dictionary = isinstance(given, Mapping) and all(isinstance(key, str) for key in given)
+    return QLayerConfig.from_dict(given) if as_dictionary else given
 
 
 def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]:
@@ -138,7 +157,7 @@ def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]
     Of a list of targets each layer takes the one that is closest to float: that with the most bits.
     """
     older = {role: params[name] for name, roles in _OLDER.items() if name in params for role in roles}
-    layer = params.get("TargetLayerConfig")
+    layer = _layer(params.get("TargetLayerConfig"))
     if older and layer is not None:
         raise UsageError("TargetLayerConfig and the older TargetQuantType say the same. Give one.")
     if older:
@@ -149,7 +168,9 @@ def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]
         layer = next((each for each, names in layer.items() if not names), next(iter(layer), None))
     elif isinstance(layer, (list, tuple)) and layer:
         note("TargetLayerConfig: of several, every layer takes the one with the most bits.")
-        layer = max(layer, key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None))
+        layer = max(
+            map(_layer, layer), key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None)
+        )
     return _roles(layer), named
 
 
@@ -157,6 +178,8 @@ def _roles(layer: Any) -> dict[str, Any]:
     if not isinstance(layer, QLayerConfig):
         raise UsageError(f"TargetLayerConfig is {layer!r}. Give a QLayerConfig, or several.")
     check_layer(layer)
+    if layer.output_tensors not in (None, layer.inputs):
+        raise UsageError("output_tensors of a target: what its layers write is as what they read. Delete it.")
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 

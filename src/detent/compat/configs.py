@@ -17,7 +17,7 @@ from typing import Any
 
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig, Serializable
+from detent.compat.data_types import BLOCKS, SPECS, TYPES, DataType, QLayerConfig, Serializable
 from detent.errors import UsageError, check_known
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
@@ -94,7 +94,7 @@ class QConfig(Serializable):
     """Quark's newer configuration: specifications for the model, for layers and for operator types."""
 
     global_config: QLayerConfig
-    specific_layer_config: Mapping[QLayerConfig, list[str]]
+    specific_layer_config: Mapping[QLayerConfig, list[Any]]
     layer_type_config: Mapping[QLayerConfig | None, list[str]]
     exclude: list[Any]
     algo_config: list[AlgoConfig]
@@ -104,8 +104,8 @@ class QConfig(Serializable):
     def __init__(
         self,
         global_config: QLayerConfig,
-        specific_layer_config: Mapping[QLayerConfig, list[str]] | None = None,
-        layer_type_config: Mapping[QLayerConfig | None, list[str]] | None = None,
+        specific_layer_config: Mapping[Any, list[Any]] | None = None,
+        layer_type_config: Mapping[Any, list[str]] | None = None,
         exclude: list[Any] | None = None,
         algo_config: list[AlgoConfig] | None = None,
         use_external_data_format: bool = False,
@@ -113,8 +113,8 @@ class QConfig(Serializable):
         **options: Any,
     ) -> None:
         self.global_config = global_config
-        self.specific_layer_config = specific_layer_config or {}
-        self.layer_type_config = layer_type_config or {}
+        self.specific_layer_config = _layers(specific_layer_config)
+        self.layer_type_config = _layers(layer_type_config)
         self.exclude = exclude or []
         self.algo_config = algo_config or []
         self.use_external_data_format = use_external_data_format
@@ -147,6 +147,19 @@ class QConfig(Serializable):
     def get_default_config(name: str) -> Config:
         """Return the preset of that name, as an older configuration, which is what Quark returns too."""
         return Config(get_default_config(name))
+
+
+def _layers(given: Mapping[Any, list[Any]] | None) -> dict[Any, list[Any]]:
+    """Return specifications of layers; in older versions a type stands for its own in all that a layer reads."""
+    return {_of_type(layer): names for layer, names in (given or {}).items()}
+
+
+def _of_type(layer: Any) -> Any:
+    kind = layer if isinstance(layer, type) else type(layer)
+    if not issubclass(kind, DataType):
+        return layer
+    spec = SPECS[f"{kind.__name__}Spec"]
+    return QLayerConfig(input_tensors=spec(), weight=spec(), bias=spec())
 
 
 AnyConfig = Config | QuantizationConfig | QConfig

@@ -305,9 +305,7 @@ def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
 
 def check_layer(layer: QLayerConfig) -> None:
     """Raise UsageError for what a specification can say and Detent cannot do."""
-    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
-        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
-    for role, spec in layer.roles.items():
+    for role, spec in {**layer.roles, "outputs": layer.output_tensors}.items():
         if spec is not None and spec.quant_granularity == QuantGranularity.Group:
             raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
         if spec is not None and role != "weights" and spec.quant_granularity == QuantGranularity.Channel:

@@ -30,6 +30,7 @@ from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod, QuantType
 from detent.compat.finder import original
 from detent.compat.growing_histogram import counted_ranges
+from detent.compat.layer_tensors import note_what_is_missing, overrides_of
 from detent.compat.option_rows import note
 from detent.compat.option_rules import NHWC, Request
 from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable, channels_first
@@ -321,7 +322,8 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str | ConversionStep, ...], 
 
 def _run(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     data = _data(request, model, data)
-    _note_what_is_missing(request, model)
+    if named := (*(layer.part for layer in request.layers), *request.recipe.overrides):
+        note_what_is_missing(named, load(model).graph)
     options: dict[str, Any] = {
         "exclude": _excluded(request, model),
         "fix_shape": request.fix_shapes or "none",  # as other tools do
@@ -333,7 +335,12 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "resume": not hasattr(data, "get_next"),  # a reader may give other samples next time
     }
     recipe = request.recipe
-    recipe = recipe.replace(operators=_known(recipe.operators), more_operators=_known(recipe.more_operators))
+    layers = overrides_of(request.layers, recipe.biases, load(model).graph, dual=request.dual) if request.layers else ()
+    recipe = recipe.replace(
+        operators=_known(recipe.operators),
+        more_operators=_known(recipe.more_operators),
+        overrides=(*layers, *recipe.overrides),
+    )
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
         data = _loaded(data, model) if hasattr(data, "get_next") else data
@@ -414,24 +421,6 @@ def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
             note(f"nodes_to_exclude: the model has no node '{given}'.{'' if as_regex else nearest(given, names)}")
         found.update(dict.fromkeys(hits))
     return tuple(found)
-
-
-def _note_what_is_missing(request: Request, model: ModelLike) -> None:
-    """Name the nodes, operators and tensors of overrides that the model does not have."""
-    if not request.recipe.overrides:
-        return
-    graph = load(model).graph
-    nodes = list(graph.all_nodes())
-    values = {str(value.name) for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-    known = {
-        "nodes": {str(node.name) for node in nodes},
-        "op_types": {node.op_type for node in nodes},
-        "tensors": values,
-    }
-    for override in (each for each in request.recipe.overrides if each.optional):
-        for field, present in known.items():
-            for name in (each for each in getattr(override, field) if each not in present):
-                note(f"The model has no '{name}', for which the script has a format.{nearest(name, present)}")
 
 
 _RECURRENT = ("LSTM", "Attention", "EmbedLayerNormalization")  # onnxruntime has dynamic operators for these

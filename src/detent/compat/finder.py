@@ -171,9 +171,12 @@ def original(name: str) -> ModuleType:
     finally:
         sys.meta_path[:0] = finders
         found = _take_out(_QUANTIZER)
-        if ours:
+        # While Detent's stand in, the originals stay aside, even if none of Detent's has been imported so far.
+        if any(each.roots is TOOL_ROOTS for each in finders):
             _aside.update(found)
-        sys.modules.update(ours or found)
+            sys.modules.update(ours)
+        else:
+            sys.modules.update(ours or found)
         _tell_parent(sys.modules.get(_QUANTIZER))
 
 
@@ -204,7 +207,8 @@ class _Finder(MetaPathFinder):
             is_package = whole or bool(_children(tool))
             return importlib.util.spec_from_loader(fullname, _Table(tool), is_package=is_package)
         if is_original(tool):
-            return importlib.util.spec_from_loader(fullname, _Original())
+            # `python -m` puts the file into sys.argv.
+            return importlib.util.spec_from_loader(fullname, _Original(), origin=original(tool).__file__)
         names = names_of(package)
         # With `name`, `from package import x` goes on to say that x cannot be imported.
         raise ModuleNotFoundError(

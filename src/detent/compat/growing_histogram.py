@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.graph.session import Feeds
+from detent.numerics.formats import is_integer
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe.recipe import Override
@@ -50,8 +51,9 @@ class GrowingHistogram:
 def counted_ranges(job: Job, samples: Sequence[Feeds], bins: int, percentile: float) -> tuple[Override, ...]:
     """Return the ranges of all activations on these samples, in the model as `job` prepares and equalizes it."""
     observed = Run(job).observed
-    runner, sites = observed.observation.runner, observed.prepared.sites
+    runner, formats = observed.observation.runner, observed.prepared.layout.formats
     assert runner is not None, "there is data"
+    sites = [name for name in observed.prepared.sites if is_integer(formats[name])]  # others have no scale
     histograms: dict[str, GrowingHistogram] = {}
     for feeds in samples:
         computed = [name for name in sites if name not in feeds]

@@ -16,7 +16,8 @@ from detent.compat import enums
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import JudgedSearch, MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
-from detent.compat.option_rows import NoEffect, check_keys, names
+from detent.compat.layer_tensors import LayerFormats
+from detent.compat.option_rows import NoEffect, check_keys, names, note
 from detent.convert.float_types import ToBfloat16
 from detent.convert.quantizing_nodes import WithoutOutputQdq
 from detent.convert.step import ConversionStep
@@ -34,6 +35,7 @@ from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
 
 NHWC = "nhwc"  # the conversion that ConvertNCHWToNHWC asks for
+SEVEN_BITS = "weights keep 8 bits. Sessions on CPUs without VNNI compute them exactly with session.x64quantprecision=1"
 HISTOGRAM_BINS = 1 << 14  # as in observe.counting, which every method reads
 ROLES = ("activations", "weights", "biases")
 # By what a script names: the method, and what scales may be with it.
@@ -48,6 +50,11 @@ METHODS: dict[Any, tuple[Method, Scale]] = {
     enums.LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
     enums.ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
 }
+# Methods of specifications that the older enumerations have for other scales alone.
+SHIFTED_METHODS: dict[Any, tuple[Method, Scale]] = {
+    (enums.ScaleType.PowerOf2, enums.CalibMethod[method.__name__]): (method(), "power_of_two")
+    for method in (Percentile, LayerwisePercentile)
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ class Request:
     `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
     what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
     quantized. `conversions` are steps of `detent convert` that the result goes through. `subgraphs` says that graphs
-    inside nodes are to be quantized. `counted` are the bins and the percentage to count as Quark does.
+    inside nodes are to be quantized. `counted` are the bins and the percentage to count as Quark does. `layers` have
+    formats of their own, and with `dual` a tensor between two formats has a pair for each.
     """
 
     recipe: Recipe
@@ -80,6 +88,8 @@ class Request:
     postprocessing: Literal["auto", "keep"] = "auto"
     subgraphs: bool = False
     counted: tuple[int, float] | None = None
+    layers: tuple[LayerFormats, ...] = ()
+    dual: bool = False
 
     @property
     def is_calibrated(self) -> bool:
@@ -252,16 +262,30 @@ def simulated(request: Request) -> Request:
 def tensor_overrides(request: Request, value: Any) -> Request:
     """Add onnxruntime's overrides, {tensor: [{"quant_type": ..., "symmetric": ..., ...}]}."""
     for tensor, entries in (value or {}).items():
-        if len(entries) != 1:
+        if any(entry != entries[0] for entry in entries) or not entries:
             raise UsageError(f"'{tensor}': one entry for each tensor, not {len(entries)}.")
+        entry = dict(entries[0])
         try:
-            check_keys(entries[0], ("quant_type", "symmetric", "rmin", "rmax"))
+            _check_entry(entry)
         except UsageError as error:
             raise UsageError(f"'{tensor}': {error}") from None
-        if ("rmin" in entries[0]) != ("rmax" in entries[0]):
-            raise UsageError(f"'{tensor}' has one of rmin and rmax. Give both.")
-        request = request.with_override(_override(request.recipe, (tensor,), entries[0]))
+        if entry.pop("reduce_range", False):
+            note(f"TensorQuantOverrides, '{tensor}': reduce_range=True: {SEVEN_BITS}.")
+        if entry:
+            request = request.with_override(_override(request.recipe, (tensor,), entry))
     return request
+
+
+_PAIRS = (("rmin", "rmax"), ("scale", "zero_point"))
+
+
+def _check_entry(entry: Mapping[str, Any]) -> None:
+    if "convert" in entry:
+        raise UsageError("'convert' gives some of its readers another type. Give the tensor one type for all of them.")
+    check_keys(entry, ("quant_type", "symmetric", "axis", "reduce_range", *(key for pair in _PAIRS for key in pair)))
+    for one, other in _PAIRS:
+        if (one in entry) != (other in entry):
+            raise UsageError(f"it has one of {one} and {other}. Give both.")
 
 
 def tensors_by_type(request: Request, value: Any) -> Request:
@@ -272,18 +296,38 @@ def tensors_by_type(request: Request, value: Any) -> Request:
 
 
 def _override(recipe: Recipe, tensors: tuple[str, ...], entry: dict[str, Any]) -> Override:
+    if "scale" in entry and not has_power_of_two_scale(recipe.activations):
+        entry = {**entry, "symmetric": False}  # the zero point may be any
+    activations, weights = (_changed(usual, entry) for usual in (recipe.activations, recipe.weights))
+    if "axis" in entry or (is_integer(weights) and weights.bits < 8):  # which only weights can have
+        activations = None
+    if "axis" in entry and is_integer(fmt := weights or recipe.weights):
+        weights = fmt.replace(granularity="per_channel")
     return Override(
         tensors=tensors,
-        activations=_changed(recipe.activations, entry),
-        weights=_changed(recipe.weights, entry),
+        activations=activations,
+        weights=weights,
         optional=True,
-        range=(float(entry["rmin"]), float(entry["rmax"])) if "rmin" in entry else None,
+        range=_range(entry, activations or recipe.activations),
     )
+
+
+def _range(entry: Mapping[str, Any], fmt: NumberFormat | None) -> tuple[float, float] | None:
+    """Return the range that an entry gives, or the one whose scale and zero point it gives."""
+    if "rmin" in entry:
+        return float(entry["rmin"]), float(entry["rmax"])
+    if "scale" not in entry or not is_integer(fmt):
+        return None
+    scale, zero_point = float(entry["scale"]), int(entry["zero_point"])
+    if fmt.symmetric:
+        half = scale * (fmt.high - fmt.low) / 2
+        return -half, half
+    return (fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale
 
 
 def _changed(usual: NumberFormat | None, entry: dict[str, Any]) -> NumberFormat | None:
     """Return the format that an entry asks for; what it does not mention is as in the rest of the model."""
-    if "quant_type" not in entry and "symmetric" not in entry:
+    if not entry.keys() & {"quant_type", "symmetric"}:
         return None
     symmetric = entry.get("symmetric", is_integer(usual) and usual.symmetric)
     chosen = format_of(entry["quant_type"], symmetric=symmetric) if "quant_type" in entry else usual
@@ -466,5 +510,10 @@ def mixed_precision(request: Request, value: Any) -> Request:
     if not value:
         return request
     for mixed in mixed_of(value, request.recipe):
-        request = request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)
+        if isinstance(mixed, Override):
+            request = request.with_override(mixed)
+        elif isinstance(mixed, LayerFormats):
+            request = request.replace(layers=(*request.layers, mixed))
+        else:
+            request = request.replace(search=mixed)
     return request

@@ -197,7 +197,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("ForceQuantizeNoInputCheck", "what only moves data has the codes of its input in any case"),
         _field("DedicatedQDQPair", _OWN_PAIR, "dedicated_pairs"),
         _field("DedicateDQNode", _OWN_PAIR, "dedicated_pairs"),
-        met("EnableDualQuantNodePairs", "a value between two formats has one pair per format already"),
+        _beside("EnableDualQuantNodePairs", "whether a tensor between two formats has a pair for each", "dual"),
         honoured("OpTypesToExcludeOutputQuantization", _OUTPUTS, partial(rules.bare_outputs, key="op_types"), names),
         honoured("NodesToExcludeOutputQuantization", _OUTPUTS, partial(rules.bare_outputs, key="nodes"), names),
         noted("QDQOpTypePerChannelSupportToAxis", "the axis is that of the operator's output channels"),

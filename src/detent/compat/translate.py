@@ -11,7 +11,7 @@
 A configuration that equals one of Quark's presets, or asks for the same, becomes Detent's preset of that name, with
 Quark's granularity: one scale for each weight, 8 bits for all activations of A8W8.
 
-Quark's newer QConfig is turned into an older configuration first, and its layers into overrides:
+Quark's newer QConfig is turned into an older configuration first, and its layers into formats of tensors:
 
     activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
     both PowerOf2, of 8 bits                enable_npu_cnn, unless EnableNPUCnn says otherwise; other types: no device
@@ -23,7 +23,6 @@ Quark's newer QConfig is turned into an older configuration first, and its layer
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -33,8 +32,9 @@ from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import SCALES, TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
+from detent.compat.layer_tensors import LayerFormats, is_regex
 from detent.compat.option_rows import ScriptNote, apply_rows, boolean, honoured, note, noted
-from detent.compat.option_rules import METHODS, Request, equalized, rotated
+from detent.compat.option_rules import METHODS, SEVEN_BITS, SHIFTED_METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.convert.quantizing_nodes import WithoutClippedRelu
@@ -60,7 +60,6 @@ _FORMATS: dict[Any, OutputFormat] = {
     enums.VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     enums.VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
-_SEVEN_BITS = "weights keep 8 bits. Sessions on CPUs without VNNI compute them exactly with session.x64quantprecision=1"
 _SAME_AS_OPTION = {
     **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
     **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
@@ -68,7 +67,7 @@ _SAME_AS_OPTION = {
     "debug_mode": "DebugMode",
 }
 _FIELDS = {
-    "reduce_range": noted("reduce_range", _SEVEN_BITS),
+    "reduce_range": noted("reduce_range", SEVEN_BITS),
     "include_rotation": honoured("include_rotation", "rotates residual streams (`also`)", rotated, boolean),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
@@ -115,11 +114,11 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
 
 def _asked(config: AnyConfig) -> tuple[Request, QuantizationConfig, dict[str, Any]]:
     """Return the request of a configuration, with its older form and its extra options."""
-    overrides: tuple[Override, ...] = ()
+    layers: tuple[Override | LayerFormats, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
         biases = spec_format(config.global_config.bias)
-        config, overrides = _older(config)
+        config, layers = _older(config)
     older = config.global_quant_config if isinstance(config, Config) else config
     if not isinstance(older, QuantizationConfig):
         raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
@@ -130,14 +129,23 @@ def _asked(config: AnyConfig) -> tuple[Request, QuantizationConfig, dict[str, An
     request = apply_options(_excluded(request, older), _without_unused(older, options))
     if biases is not None:
         request = request.with_recipe(biases=biases)
-    request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
-    # Casts cannot write the blocks of single layers.
-    formats = [fmt for each in request.recipe.overrides for fmt in (each.activations, each.weights, each.biases)]
-    if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
-        request = request.with_recipe(format="extended-qdq")
+    excluded = tuple(each for each in layers if isinstance(each, Override))
+    request = request.with_recipe(overrides=(*request.recipe.overrides, *excluded))
+    request = request.replace(layers=(*request.layers, *(each for each in layers if not isinstance(each, Override))))
+    request = request.with_recipe(format=_with_layers(request))
     if request.recipe.activations is None and not has_power_of_two_scale(request.recipe.weights):
         request = request.with_recipe(method=MinMax())  # the given one is for activations
     return request.with_recipe(opset=_sufficient_opset(request.recipe)), older, options
+
+
+def _with_layers(request: Request) -> OutputFormat:
+    """Return a format that writes what single layers have, too: Casts hold no integers and no blocks."""
+    usual = request.recipe.format
+    formats = [fmt for each in request.recipe.overrides for fmt in each.formats.values()]
+    formats += [fmt for each in request.layers for fmt in each.every_format]
+    if usual in ("cast", "extended-qdq") and any(is_integer(fmt) for fmt in formats):
+        return "qdq"
+    return "extended-qdq" if usual == "cast" and any(fmt.in_blocks for fmt in formats) else usual
 
 
 def _sufficient_opset(recipe: Recipe) -> int | None:
@@ -196,11 +204,15 @@ def _with_passes(options: dict[str, Any]) -> dict[str, Any]:
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     """Return the recipe that the fields ask for, without the extra options."""
-    for field, known in (("calibrate_method", METHODS), ("quant_format", _FORMATS)):
-        if getattr(config, field) not in known:
+    methods = {**METHODS, **SHIFTED_METHODS}
+    for field, known, accepted in (
+        ("calibrate_method", METHODS, methods),
+        ("quant_format", _FORMATS, _FORMATS),
+    ):
+        if getattr(config, field) not in accepted:
             raise UsageError(f"{field} is {getattr(config, field)!r}. Choose from {', '.join(map(repr, known))}.")
     dynamic = config.use_dynamic_quant
-    method, scale = METHODS[config.calibrate_method]
+    method, scale = methods[config.calibrate_method]
     activations: NumberFormat = IntegerFormat("uint8", symmetric=False)  # the only type that dynamic operators take
     if not dynamic:
         activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
@@ -289,26 +301,20 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
 
 def _excluded(request: Request, config: QuantizationConfig) -> Request:
     """Return the request with the nodes that stay float."""
-    patterns = tuple(name for name in config.nodes_to_exclude if _is_regex(name))
+    patterns = tuple(name for name in config.nodes_to_exclude if is_regex(name))
     names = tuple(name for name in config.nodes_to_exclude if name not in patterns)
     request = request.replace(exclude=names, patterns=patterns, external_data=config.use_external_data_format)
     for part in config.subgraphs_to_exclude:
-        if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
-            raise UsageError(f"A subgraph to exclude is {part!r}: expected (['first', ...], ['last', ...]).")
-        starts, ends = ((side,) if isinstance(side, str) else tuple(side) for side in part)
-        request = request.with_override(Override(between=(starts, ends), leave_float=True))
+        request = request.with_override(Override(between=_ends(part, "to exclude"), leave_float=True))
     return request
 
 
-def _is_regex(name: str) -> bool:
-    """Return whether Quark takes this for a regular expression, not for a name, which may hold a dot."""
-    if not (name.startswith("^") and ".*" in name):
-        return False
-    try:
-        re.compile(name)
-    except re.error as error:
-        raise UsageError(f"nodes_to_exclude has '{name}', which is not a regular expression: {error}.") from None
-    return True
+def _ends(part: Any, why: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the nodes that a part of the model begins and ends with."""
+    if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
+        raise UsageError(f"A subgraph {why} is {part!r}: expected (['first', ...], ['last', ...]).")
+    starts, ends = ((side,) if isinstance(side, str) else tuple(side) for side in part)
+    return starts, ends
 
 
 def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict[str, Any]:
@@ -340,7 +346,8 @@ def _named(request: Request, config: QuantizationConfig) -> Recipe:
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
-            return as_quark_writes(PRESETS[name])
+            preset = as_quark_writes(PRESETS[name])
+            return preset.replace(overrides=()) if request.layers else preset  # which they are, of tensors
     # An option that changes nothing, or single layers, do not make another method of A8W8.
     for name in PRESET_FIELDS if request.search is None else ():
         spelled = _spelled(name) if _is_made_from(config, name) else None
@@ -394,25 +401,35 @@ _SPEC_METHODS: dict[Any, dict[Any, Any]] = {
     enums.ScaleType.PowerOf2: {
         enums.CalibMethod.MinMax: enums.PowerOfTwoMethod.NonOverflow,
         enums.CalibMethod.MinMSE: enums.PowerOfTwoMethod.MinMSE,
+        **{method: (scale, method) for scale, method in SHIFTED_METHODS},
     },
     enums.ScaleType.Int16: {enums.CalibMethod.MinMax: enums.Int16Method.MinMax},
 }
 
 
-def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
-    """Return the older configuration, and the overrides for layers and operator types."""
+def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override | LayerFormats, ...]]:
+    """Return the older configuration, and what layers and operator types have: overrides if they stay float."""
     inputs, weight = config.global_config.inputs, config.global_config.weight
     if inputs is None or weight is None:
         raise UsageError("global_config needs both input_tensors (or activation) and weight.")
     check_layer(config.global_config)
+    if config.global_config.output_tensors not in (None, inputs):
+        note("output_tensors of global_config: what reads a tensor decides, by its input_tensors, as in Quark.")
+    if type(_method(inputs)) is tuple and is_integer(spec_format(inputs)):
+        note(
+            f"calibration_method {inputs.calibration_method} with scale_type PowerOf2: its ranges, with scales that "
+            "are powers of two. Quark writes other scales then, which the device does not take."
+        )
     algorithms = _options_of(config.algo_config)
-    if inputs.scale_type != weight.scale_type:
-        raise UsageError(
-            f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only."
+    if inputs.scale_type != weight.scale_type and is_integer(spec_format(weight)):
+        note(
+            f"scale_type {weight.scale_type} of weights: they have scales as the method of activations chooses, "
+            f"{inputs.scale_type}, as in Quark."
         )
     eight_bits = (TYPES["Int8"], TYPES["UInt8"])
     plain = inputs.kind in eight_bits and weight.kind in eight_bits
-    device = plain and weight.kind is TYPES["Int8"] and weight.scale_type == enums.ScaleType.PowerOf2
+    shifted = {inputs.scale_type, weight.scale_type} == {enums.ScaleType.PowerOf2}
+    device = plain and weight.kind is TYPES["Int8"] and shifted
     layers = [each for each in (*config.layer_type_config, *config.specific_layer_config) if each is not None]
     others = [spec for each in layers for spec in each.roles.values() if spec is not None]
     device = device and all(spec.kind in eight_bits for spec in others)
@@ -436,8 +453,15 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
     )
     scale = SCALES[inputs.scale_type]
     by_type = [(layer, {"op_types": tuple(types)}) for layer, types in config.layer_type_config.items()]
-    by_name = [(layer, {"nodes": tuple(names)}) for layer, names in config.specific_layer_config.items()]
-    return older, tuple(_layer_override(layer, scale, **part) for layer, part in (*by_type, *by_name))
+    by_name = [(layer, part) for layer, names in config.specific_layer_config.items() for part in _parts(names)]
+    return older, tuple(_layer(layer, scale, **part) for layer, part in (*by_type, *by_name))
+
+
+def _parts(names: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return what a list of names and of parts of the model names: nodes, and what lies between nodes."""
+    single = tuple(each for each in names if isinstance(each, str))
+    between = [_ends(each, "with formats of its own") for each in names if not isinstance(each, str)]
+    return [*([{"nodes": single}] if single else []), *({"between": each} for each in between)]
 
 
 def _is_pair(part: Any) -> bool:
@@ -459,9 +483,10 @@ def _method(spec: QTensorConfig) -> Any:
 def _spec_options(config: QConfig, inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
     """Return what the specifications say that the older configuration has as options."""
     options: dict[str, Any] = {"ActivationSymmetric": inputs.symmetric, "WeightSymmetric": weight.symmetric}
-    shifted = weight.scale_type == enums.ScaleType.PowerOf2
-    usual = (inputs.calibration_method,) if shifted else (enums.CalibMethod.MinMax, enums.CalibMethod.Percentile)
-    calibrated = _calibrating(config, "weights")
+    shifted = inputs.scale_type == enums.ScaleType.PowerOf2
+    follows = inputs.calibration_method if shifted else enums.CalibMethod.MinMax
+    usual = (follows, enums.CalibMethod.Percentile)  # which the specifications have by default
+    calibrated = dataclasses.replace(_calibrating(config, "weights"), scale_type=inputs.scale_type)
     if calibrated.calibration_method not in usual:
         options["WeightCalibrateMethod"] = _method(calibrated)
     return options
@@ -480,14 +505,17 @@ def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
     return options
 
 
-def _layer_override(layer: QLayerConfig | None, scale: Scale, **part: tuple[str, ...]) -> Override:
+def _layer(layer: QLayerConfig | None, scale: Scale, **part: Any) -> Override | LayerFormats:
     """Return what a layer is given; its integers have scales like those of the model, whose method chooses them."""
+    named = Override(leave_float=True, optional=True, **part)
     if layer is None:
-        return Override(leave_float=True, optional=True, **part)  # type: ignore[arg-type]
+        return named
     check_layer(layer)
-    formats = {role: spec_format(spec) for role, spec in layer.roles.items()}
+    specs = {**layer.roles, "written": layer.output_tensors}
+    formats = {role: fmt for role, spec in specs.items() if (fmt := spec_format(spec)) is not None}
     formats |= {role: fmt.replace(scale=scale) for role, fmt in formats.items() if is_integer(fmt)}
-    return Override(optional=True, **part, **formats)  # type: ignore[arg-type]
+    written = formats.pop("written", None)
+    return LayerFormats(named, formats, written)
 
 
 def _calibrating(config: QConfig, role: str) -> QTensorConfig:
