@@ -9,8 +9,9 @@ from detent.errors import ModelError
 from detent.pipeline import prepared
 from detent.pipeline.job import make_job
 from detent.progress import silent
+from detent.tasks import Task
 from tests.conftest import tiny_model
-from tests.models import build, node, normal
+from tests.models import build, info, node, normal
 
 
 def test_nearly_tied_scores_before_a_top_k_are_told_and_what_differs_before_it_is_an_error(monkeypatch):
@@ -71,3 +72,21 @@ def test_the_given_model_shares_its_weights_with_the_one_that_is_prepared_if_the
     small = detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()
     monkeypatch.undo()
     assert small == detent.quantize(tiny, None, samples, "XINT8").model.SerializeToString()
+
+
+def test_sizes_that_a_fixed_batch_settles_tell_the_task():
+    """Exporters name sizes that they do not follow: five tags, in a shape that is computed from the input's."""
+    nodes = [
+        node("Shape", "x", "all"),
+        node("Gather", "all zero", "n"),
+        node("Concat", "n five", "target", axis=0),
+        node("Flatten", "x", "f"),
+        node("Gemm", "f w", "g"),
+        node("Sigmoid", "g", "s"),
+        node("Reshape", "s target", "y"),
+    ]
+    constants = {"zero": np.array([0]), "five": np.array([5, 1]), "w": normal(12, 5)}
+    proto = build(nodes, [info("y", ("n", "tags", "one"))], constants, [info("x", ("n", 3, 2, 2))])
+    job = make_job(proto, {"x": normal(1, 3, 2, 2)}, "A8W8")
+    found = prepared.prepare_model(job, prepared.Stopwatch(silent))
+    assert found.purpose.task is Task.TAG and found.purpose.heads == {"y": "tags"}
