@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
+MOST_RATINGS, ALIKE = 16, 0.8  # numbers, and the least share of their squares that their mean stands for
 RARE = 0.1  # a probability that says no
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
@@ -100,6 +101,28 @@ def question_data(
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
     return [*told, *found]
+
+
+def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
+    """Return what a model is for now that it can be asked. `answer` runs the float model on one of `count` samples.
+
+    A few numbers that only their shape calls scores of classes are ratings where they are all positive, about as large
+    as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
+    """
+    if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
+        return purpose
+    answers = _rows([answer(index) for index in range(min(ASKED, count))], ASKED)
+    try:
+        scores = _scores(purpose, answers).astype(np.float64)
+    except ValueError:  # outputs that cannot be read as scores
+        return purpose
+    if len(scores) < 4 or not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+        return purpose
+    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
+    if scores.min() <= 0.0 or alike.min() < ALIKE or not _of_classes(scores):
+        return purpose
+    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of ratings by what the model answers"
+    return replace(purpose, task=Task.REGRESS, why=why, heads={})
 
 
 _FATAL = " cannot be learned from"
