@@ -46,6 +46,7 @@ LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
 MOST_RATINGS, ALIKE = 16, 0.8  # numbers, and the least share of their squares that their mean stands for
 RARE = 0.1  # a probability that says no
+SAME_VECTOR = 0.9999  # the cosine from which on two vectors are the same
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25  # the score above which detectors usually show a box
@@ -241,8 +242,8 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
         if purpose.task is Task.EMBED:
             vectors = np.array([vectors_of(purpose.answers(each)) for each in answers])
             unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
-            if float((unit @ unit.T).min()) > 0.9999:
-                return ["All samples get the same vector from the float model: is this the data it was trained for?"]
+            if float(np.median((unit @ unit.T)[np.triu_indices(count, 1)])) > SAME_VECTOR:
+                return ["Most samples get the same vector from the float model: is this the data it was trained for?"]
     except (ValueError, IndexError, StopIteration):  # outputs that cannot be read as the task's
         return []
     return []
