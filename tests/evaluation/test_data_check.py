@@ -9,7 +9,7 @@ from PIL import Image
 
 import detent
 from detent.errors import DataError
-from detent.evaluation.data_check import first_batch_norm, question_data, unlike_training
+from detent.evaluation.data_check import first_batch_norm, question_data, settled, unlike_training
 from detent.evaluation.normalisation import IMAGENET
 from detent.evaluation.task_agreement import Purpose
 from detent.pipeline.job import make_job
@@ -73,6 +73,39 @@ def test_numbers_may_be_no_classes(by_shape):
     assert any("--task regress" in each for each in found) == by_shape
 
 
+@pytest.mark.parametrize(
+    ("rows", "by_shape", "task"),
+    [
+        ([[4.0, 3.0 + at / 8, 2.0] for at in range(8)], True, Task.REGRESS),
+        ([[4.0, 3.0 + at / 8, 2.0] for at in range(8)], False, Task.CLASSIFY),  # a Softmax is behind them, say
+        ([[4.0, 3.0 + at / 8, -2.0] for at in range(8)], True, Task.CLASSIFY),  # scores are on both sides of 0
+        ([[9.0, 1.0, 1.0 + at / 8] for at in range(8)], True, Task.CLASSIFY),  # one of them is far ahead
+        (9.0 * np.eye(3)[np.arange(8) % 3] + 8.0, True, Task.CLASSIFY),  # they tell the samples apart
+        ([[0.4, 0.35, 0.25]] * 8, True, Task.CLASSIFY),  # shares
+        ([[4.0, 3.0, 2.0]] * 3, True, Task.CLASSIFY),  # too few to tell
+    ],
+)
+def test_ratings_are_no_classes(rows, by_shape, task):
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 3] is a row of scores" + BY_SHAPE * by_shape)
+    found = settled(purpose, lambda at: {"y": np.array([rows[at]])}, len(rows))
+    assert found.task is task
+    assert found == purpose if task is Task.CLASSIFY else "ratings" in found.why
+
+
+def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):
+    """Three ratings between 2 and 4 of each sample: good data raises no doubt, and they are compared as numbers."""
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]
+    proto = build(
+        nodes, "y", {"w": normal(12, 3) / 20, "b": np.array([4.0, 3.0, 2.5], np.float32)}, [info("x", (1, 12))]
+    )
+    data = {"x": normal(32, 12)}
+    report = detent.quantize(proto, tmp_path / "out.onnx", data, "A8W8")
+    assert not [each for each in report.warnings if "tells" in each or "the same class" in each]
+    assert report.fidelity.agreement.task == "regress" and report.judgement.level == "close"
+    found = detent.evaluate([proto, tmp_path / "out.onnx"], data)
+    assert found.models[1].scores.agreement.task == "regress"
+
+
 def test_a_detector_s_own_normalisation_is_kept(tmp_path):
     """Ultralytics' metadata say 0..1: what is detected in images of another kind says nothing about that."""
     model = build([node("Conv", "x w", "c"), node("Relu", "c", "y")], "y", {"w": normal(4, 3, 1, 1)})
@@ -126,6 +159,19 @@ def test_answers_that_tell_nothing():
     nothing = Purpose(Task.DETECT, "", classes=2, image=(SIDE, SIDE))
     found = question_data(images, nothing, lambda _: {"y": np.zeros((1, 6, 100), np.float32)})
     assert "detects nothing" in found[0]
+
+
+def test_one_sample_that_is_told_apart_does_not_hide_that_the_others_are_not():
+    """As sound gives that is a thousand times too quiet for a model of voices: but for one, all get one vector."""
+    quiet = np.random.default_rng(0).standard_normal((16, 1, 40)).astype(np.float32)
+    samples = [{"x": each} for each in quiet]
+    vectors = np.ones((16, 8)) + 1e-4 * quiet[:, 0, :8]
+    vectors[3, 0] = 5.0
+    answers = {id(each["x"]): {"y": vectors[at : at + 1]} for at, each in enumerate(samples)}
+    found = question_data(samples, Purpose(Task.EMBED, ""), lambda feeds: answers[id(feeds["x"])])
+    assert "the same vector" in found[0]
+    told = question_data(samples, Purpose(Task.EMBED, ""), lambda feeds: {"y": feeds["x"][0]})
+    assert told == []
 
 
 def test_one_of_two_classes_may_be_rare():

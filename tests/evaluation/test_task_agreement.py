@@ -303,6 +303,23 @@ def test_a_mask_is_judged_by_what_it_marks():
     assert agreed(Task.SEGMENT, nothing, first).figures["overlap"] == 0.0
 
 
+@pytest.mark.parametrize("indices", [False, True])
+def test_a_background_does_not_hide_what_is_lost_of_a_small_object(indices):
+    """Of 16 images one has an object, and half of that is lost. Fifteen images of nothing tell nothing."""
+    first = np.zeros((16, 2, 16, 16), np.float32)
+    first[:, 0] = 1.0
+    first[3, 1, :4, :4] = 2.0
+    second = first.copy()
+    second[3, 1, :2, :4] = 0.0
+    found = agreed(Task.SEGMENT, *((each.argmax(1) if indices else each) for each in (first, second)))
+    assert found.figures["overlap"] == pytest.approx(1 / 2)
+    assert found.loss == pytest.approx(1 / 4)
+    assert found.figures["same_pixels"] == pytest.approx(1 - 8 / (16 * 256))
+    gone = np.where(first == 2.0, 0.0, first)
+    assert agreed(Task.SEGMENT, gone, gone).loss == 0.0
+    assert agreed(Task.SEGMENT, gone, first).figures["overlap"] == pytest.approx(15 / 16)  # something new
+
+
 def test_vectors_keep_their_ranking():
     rng = np.random.default_rng(0)
     first = rng.standard_normal((12, 32)).astype(np.float32)

@@ -9,8 +9,9 @@ from detent.errors import ModelError
 from detent.pipeline import prepared
 from detent.pipeline.job import make_job
 from detent.progress import silent
+from detent.tasks import Task
 from tests.conftest import tiny_model
-from tests.models import build, node, normal, with_maps
+from tests.models import build, info, node, normal, with_maps
 
 
 def test_nearly_tied_scores_before_a_top_k_are_told_and_what_differs_before_it_is_an_error(monkeypatch):
@@ -77,3 +78,21 @@ def test_an_output_that_was_a_map_is_told_of_and_measured():
     report = detent.quantize(with_maps(["cat", "dog", "eel"]), None, normal(8, 3, 8, 8))
     assert [warning for warning in report.warnings if "'y'" in warning and "cat, dog, eel" in warning]
     assert report.fidelity.outputs["y"].sqnr_db > 10
+
+
+def test_sizes_that_a_fixed_batch_settles_tell_the_task():
+    """Exporters name sizes that they do not follow: five tags, in a shape that is computed from the input's."""
+    nodes = [
+        node("Shape", "x", "all"),
+        node("Gather", "all zero", "n"),
+        node("Concat", "n five", "target", axis=0),
+        node("Flatten", "x", "f"),
+        node("Gemm", "f w", "g"),
+        node("Sigmoid", "g", "s"),
+        node("Reshape", "s target", "y"),
+    ]
+    constants = {"zero": np.array([0]), "five": np.array([5, 1]), "w": normal(12, 5)}
+    proto = build(nodes, [info("y", ("n", "tags", "one"))], constants, [info("x", ("n", 3, 2, 2))])
+    job = make_job(proto, {"x": normal(1, 3, 2, 2)}, "A8W8")
+    found = prepared.prepare_model(job, prepared.Stopwatch(silent))
+    assert found.purpose.task is Task.TAG and found.purpose.heads == {"y": "tags"}

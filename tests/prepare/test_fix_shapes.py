@@ -62,6 +62,15 @@ def test_impossible_shapes(shapes, words):
     assert str(values.graph.inputs[0].shape) == "[N,3,H,W]"
 
 
+def test_sizes_that_are_too_small_for_a_window_are_refused():
+    # Frames first, as sound has it: one frame alone is no batch, and a window of three does not fit into it.
+    nodes = [node("Unsqueeze", "x axes", "image"), node("Conv", "image w", "y")]
+    constants = {"axes": np.array([0, 1]), "w": f32(4, 1, 3, 3)}
+    values = ir.from_proto(make(nodes, {"x": [None, 12]}, {"y": None}, constants))
+    with pytest.raises(UsageError, match=r"'x' of shape \[1, 12\].*Conv.*--fix-shape"):
+        prepare(values, [FixBatch()])
+
+
 def test_nearest_name_is_offered():
     proto = make([node("Relu", "images", "y")], {"images": ["N"]}, {"y": None})
     with pytest.raises(UsageError, match="Did you mean 'images'"):

@@ -300,3 +300,38 @@ def test_an_output_may_say_how_sure_another_is(
 ) -> None:
     found = number_confidences(as_ir(beside(*nodes, second=second)).graph)
     assert found == ({"number": "sure"} if confident else {})
+
+
+@pytest.mark.parametrize(
+    ("size", "biased", "task"),
+    [
+        (59, True, Task.SEQUENCE),  # labels of words and their kinds
+        (59, False, Task.EMBED),  # a projection
+        (384, True, Task.EMBED),
+    ],
+)
+def test_a_biased_layer_of_an_odd_size_labels_tokens(size: int, biased: bool, task: Task) -> None:
+    nodes = [node("Gather", "table ids", "e"), node("MatMul", "e w", "s"), node("Add", "s b", "y")]
+    weights = {"table": normal(50, 8), "w": normal(8, size), "b": normal(size)}
+    graph = as_ir(build(nodes if biased else nodes[:2], "y" if biased else "s", weights, [TOKENS])).graph
+    assert recognise_task(graph, {})[0] is task
+
+
+def test_the_bias_of_a_normalization_labels_nothing() -> None:
+    nodes = [node("Gather", "table ids", "e"), node("Mul", "e scale", "s"), node("Add", "s b", "y")]
+    graph = as_ir(build(nodes, "y", {"table": normal(50, 59), "scale": normal(59), "b": normal(59)}, [TOKENS])).graph
+    assert recognise_task(graph, {})[0] is Task.EMBED
+
+
+@pytest.mark.parametrize(("length", "task"), [(7500, Task.REGRESS), (40, Task.CLASSIFY)])
+def test_a_number_for_each_moment_of_a_signal_is_no_class(length: int, task: Task) -> None:
+    model = ir.from_proto(outputs(("y", (1, length, 1)), inputs=info("x", (1, 1, 7500))))
+    assert recognise_task(model.graph, {})[0] is task
+
+
+def test_the_state_of_a_loop_is_a_vector() -> None:
+    """TensorFlow writes recurrent layers as loops."""
+    nodes = [node("Loop", "_ _ x", "steps"), node("Gather", "steps last", "y")]
+    made = onnx.helper.make_graph(nodes, "g", [info("x", (1, 9, 5))], [info("y", (1, 300))])
+    graph = ir.from_proto(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)])).graph
+    assert recognise_task(graph, {})[0] is Task.EMBED

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -45,7 +45,9 @@ NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
+MOST_RATINGS, ALIKE = 16, 0.8  # numbers, and the least share of their squares that their mean stands for
 RARE = 0.1  # a probability that says no
+SAME_VECTOR = 0.9999  # the cosine from which on two vectors are the same
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25  # the score above which detectors usually show a box
@@ -124,6 +126,28 @@ def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
                 f"is a state: --feedback {name}={output}."
             )
     return found
+
+
+def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
+    """Return what a model is for now that it can be asked. `answer` runs the float model on one of `count` samples.
+
+    A few numbers that only their shape calls scores of classes are ratings where they are all positive, about as large
+    as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
+    """
+    if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
+        return purpose
+    answers = _rows([answer(index) for index in range(min(ASKED, count))], ASKED)
+    try:
+        scores = _scores(purpose, answers).astype(np.float64)
+    except ValueError:  # outputs that cannot be read as scores
+        return purpose
+    if len(scores) < 4 or not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+        return purpose
+    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
+    if scores.min() <= 0.0 or alike.min() < ALIKE or not _of_classes(scores):
+        return purpose
+    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of ratings by what the model answers"
+    return replace(purpose, task=Task.REGRESS, why=why, heads={})
 
 
 _FATAL = " cannot be learned from"
@@ -242,8 +266,8 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
         if purpose.task is Task.EMBED:
             vectors = np.array([vectors_of(purpose.answers(each)) for each in answers])
             unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
-            if float((unit @ unit.T).min()) > 0.9999:
-                return ["All samples get the same vector from the float model: is this the data it was trained for?"]
+            if float(np.median((unit @ unit.T)[np.triu_indices(count, 1)])) > SAME_VECTOR:
+                return ["Most samples get the same vector from the float model: is this the data it was trained for?"]
     except (ValueError, IndexError, StopIteration):  # outputs that cannot be read as the task's
         return []
     return []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.evaluation import measures
 from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_model
+from detent.evaluation.data_check import ASKED, settled
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.evaluation.task_agreement import Purpose, purpose_of
@@ -154,7 +156,11 @@ class Evaluator:
         sample = next(iter(self.dataset)).pending.load()
         shapes = {name: array.shape for name, array in self._reference_outputs(sample).items()}
         model = self._given if isinstance(self._given, ir.Model) else read(self._given)
-        return purpose_of(model, self._task, shapes)
+        purpose = purpose_of(model, self._task, shapes)
+        if self._task is not None:
+            return purpose
+        first = [batch.pending for batch in islice(self.dataset, ASKED)]
+        return settled(purpose, lambda at: self._reference_outputs(first[at].load()), len(first))
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:

@@ -8,8 +8,8 @@
     detect     the float model's detections (score above LEAST_SCORE, or the best few if there are none) that the
                quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
                counts less the less the two overlap (`_precision_kept`); detections that float does not have count half.
-    segment    pixels of the same class, and the overlap of regions. In maps of few peaks, such as those of key points,
-               most pixels have no class: there the peaks count that stay in place, by their height
+    segment    pixels of the same class, and the overlap of regions but for a background. In maps of few peaks, such as
+               those of key points, most pixels have no class: there the peaks count that stay in place, by their height
     embed      the cosine of each vector, and the rank correlation of all similarities between two samples
     image      the PSNR, against the span of the float image
     regress    the error relative to the signal, and to how much the numbers differ between samples: those who answer
@@ -189,7 +189,7 @@ def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Flo
     if purpose.task is Task.SEGMENT:
         if _are_of_peaks(rows):
             return rows["lost_height"], rows["height"]
-        return rows["cost"], np.ones(len(answers))
+        return _region_costs(rows)
     return row_answers.paired_costs(rows)
 
 
@@ -290,23 +290,27 @@ def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
     name = next(name for name, array in expected.items() if array.ndim >= 3 and array.shape[0] == samples)
     first, second = expected[name], found[name]
     if first.dtype.kind != "f":
-        same = (first == second).reshape(samples, -1).mean(1)
-        return [SampleAnswer(_of_pixels(float(each), 1.0 - float(each), float(each))) for each in same]
+        same = (first == second).reshape(samples, -1).mean(1).tolist()
+        regions = [_overlaps(*pair) for pair in zip(first, second, strict=True)]
+        return [
+            SampleAnswer(_of_pixels(*each)) for each in zip(same, [1.0 - each for each in same], regions, strict=True)
+        ]
     axis = 1 if first.ndim == 3 else _class_axis(first.shape)
     one, other = (np.moveaxis(each[:, None] if first.ndim == 3 else each, axis, -1) for each in (first, second))
     answers = []
     for at in range(samples):
         x, y = one[at].astype(np.float64), np.nan_to_num(other[at].astype(np.float64), nan=-np.inf)
         same, cost = compare_classes(x, y)
-        numbers = _of_pixels(float(same.mean()), float(cost.mean()), _class_overlap(x, y))
+        numbers = _of_pixels(float(same.mean()), float(cost.mean()), _region_overlaps(x, y))
         answers.append(SampleAnswer(numbers | (_of_peaks(x, y) if _has_peaks(x) else {})))
     return answers
 
 
-def _of_pixels(same: float, loss: float, iou: float) -> Row:
+def _of_pixels(same: float, loss: float, overlaps: Sequence[float]) -> Row:
     # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
     peaks = dict.fromkeys(("peaks", "kept", "rise", "lost_height", "height"), 0.0)
-    return {"same": same, "loss": loss, "iou": iou, "cost": (1.0 - iou) / 2, **peaks}
+    count, shared = float(len(overlaps)), float(sum(overlaps))
+    return {"same": same, "loss": loss, "regions": count, "shared": shared, "cost": (count - shared) / 2, **peaks}
 
 
 def _has_peaks(maps: Floats) -> bool:
@@ -346,28 +350,40 @@ def _class_axis(shape: Sequence[int]) -> int:
     return 3 if (channels, sides) == (shape[3], (shape[1], shape[2])) and shape[3] != shape[1] else 1
 
 
-def _class_overlap(first: Floats, second: Floats) -> float:
-    """Return the mean over the classes that float sees of intersection over union; of a mask, that of what it marks.
+def _region_overlaps(first: Floats, second: Floats) -> list[float]:
+    """Return intersection over union of each region that float sees; of a mask, that of what it marks."""
+    if first.shape[-1] > 1:
+        return _overlaps(first.argmax(-1), second.argmax(-1))
+    half = threshold(first)
+    one, other = first[..., 0] > half, second[..., 0] > half
+    marked = one | other
+    return [float((one & other).sum() / marked.sum())] if marked.mean() >= SMALLEST_REGION else []
 
-    What a mask leaves out is most of the image, and overlaps well whatever becomes of the rest.
+
+def _overlaps(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> list[float]:
+    """Return intersection over union of the regions of each class that float sees, but of a background.
+
+    What takes more than half of an image overlaps well whatever becomes of the rest. An image of nothing else says
+    nothing, unless it changes.
     """
-    if first.shape[-1] == 1:
-        half = threshold(first)
-        one, other = first[..., 0] > half, second[..., 0] > half
-        marked = one | other
-        return float((one & other).sum() / marked.sum()) if marked.mean() >= SMALLEST_REGION else 1.0
-    one, other = first.argmax(-1), second.argmax(-1)
     kinds, counts = np.unique(one, return_counts=True)
-    shares = []
-    for kind in kinds[counts >= SMALLEST_REGION * one.size]:
-        mine, its = one == kind, other == kind
-        shares.append((mine & its).sum() / (mine | its).sum())
-    return float(np.mean(shares)) if shares else 1.0
+    sizes = zip(kinds.tolist(), counts.tolist(), strict=True)
+    seen = {kind: count for kind, count in sizes if count >= SMALLEST_REGION * one.size}
+    regions = [kind for kind, count in seen.items() if 2 * count <= one.size] or list(seen)
+    shares = [
+        float(((one == kind) & (other == kind)).sum() / ((one == kind) | (other == kind)).sum()) for kind in regions
+    ]
+    return [] if len(seen) == 1 and shares[0] > 1.0 - SMALLEST_REGION else shares
 
 
 def _are_of_peaks(rows: Rows) -> bool:
     """Tell whether most samples have maps of peaks; in some there may be nothing to see."""
     return float((rows["peaks"] > 0).mean()) > 0.5
+
+
+def _region_costs(rows: Rows) -> tuple[Floats, Floats]:
+    """Return what samples cost and weigh: as much as they have regions, so that empty ones dilute nothing."""
+    return rows["cost"], rows["regions"] if rows["regions"].any() else np.ones_like(rows["cost"])
 
 
 def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
@@ -377,8 +393,10 @@ def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
         rise = risen / kept if kept else 0.0
         text = f"{kept:.0f} of {peaks:.0f} peaks of the maps stay in place, heights move by {100 * rise:+.0f} %"
         return loss, interval, {"kept_peaks": kept / peaks, "peaks": peaks, "height_shift": rise}, text
-    loss, interval = bootstrap(rows["cost"])
-    same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
+    regions = float(rows["regions"].sum())
+    loss, interval = bootstrap(*_region_costs(rows))
+    iou = float(rows["shared"].sum()) / regions if regions else 1.0
+    same, cost = float(rows["same"].mean()), float(rows["loss"].mean())
     text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
     figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}
     return loss, interval, figures, text

@@ -28,7 +28,8 @@ from detent.equalize.input_channels import Smoothing
 from detent.equalize.moments import Answers
 from detent.equalize.smooth_quant import SmoothQuant
 from detent.errors import DataError, ModelError, UsageError
-from detent.evaluation.data_check import LOOKED_AT, question_data
+from detent.evaluation.data_check import LOOKED_AT, question_data, settled
+from detent.evaluation.task_agreement import Purpose
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -233,13 +234,14 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
             channels = channel_sizes(before, channel_magnitudes(model, layout))
             prepared = _with_inserted(prepared, rescaling)
             questions = background.submit(_question, prepared, loading, _looked_at(job, samples, source), answers)
-            if job.options["strict"] and (found := questions.result()):
+            if job.options["strict"] and (found := questions.result()[1]):
                 raise DataError(f"{found[0]} (--strict)")
         with watch.step("calibrate"):
             prepared, observation = _counted(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
             said = check_preparation(prepared, original, samples, observation)
-            findings = questions.result()
+            purpose, findings = questions.result()
+            prepared = replace(prepared, purpose=purpose)
             observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
             if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
                 observed = better_of(observed, _unequalized(observed, plain), "Equalization")
@@ -300,24 +302,33 @@ def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) ->
 
 def _question(
     prepared: Prepared, loading: Future[Original], looked_at: Sequence[PendingSample], answers: Answers
-) -> list[str]:
-    """Return what is wrong with the data. `answers` are those that are known."""
+) -> tuple[Purpose, list[str]]:
+    """Return what the model turns out to be for, and what is wrong with the data. `answers` has what is known."""
     if not looked_at:
-        return []
+        return prepared.purpose, []
     original, samples = loading.result(), FirstSamples(looked_at)
     source = prepared.source
     guessed, arrays = source is not None and source.note.startswith("Guessed"), source is None or not source.preprocess
     known = {at: answers[pending.index] for at, pending in enumerate(looked_at) if pending.index in answers}
+
+    def answer(at: int) -> Mapping[str, npt.NDArray[Any]]:
+        if at not in known:
+            known[at] = original.answer(samples[at])
+        return known[at]
+
+    purpose = prepared.purpose
+    if prepared.job.options["task"] is None:
+        purpose = settled(purpose, answer, len(samples))
     found = question_data(
         samples,
-        prepared.purpose,
+        purpose,
         original.answer,
         guessed=guessed,
         arrays=arrays,
         declared=_is_as_declared(prepared),
         known=known,
     )
-    return [*original.unlike_training(samples), *found]
+    return purpose, [*original.unlike_training(samples), *found]
 
 
 def _is_as_declared(prepared: Prepared) -> bool:

@@ -34,10 +34,10 @@ from detent.execute.quantized_walk import Program
 from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read, unzipped
 from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
-from detent.graph.values import constant, is_constant, is_standard, is_unused
+from detent.graph.values import constant, is_constant, is_standard, is_unused, static_shape
 from detent.observe.rows import cannot_be_random
 from detent.observe.samples import PendingSample, Sample, Source
-from detent.observe.sources import input_specs, open_source
+from detent.observe.sources import Shape, input_specs, open_source
 from detent.observe.store import fingerprint_of
 from detent.observe.streams import FeedbackSource, initial_states, states_of
 from detent.observe.sweep import Observation
@@ -164,6 +164,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     with watch.step("load"):
         model, original = _load_float(job)
         fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
+        given = model.clone() if _leaves_shapes_open(model) else model  # weights are shared until they change
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
@@ -175,6 +176,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
         passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
+        if given is not model:  # a fixed batch has settled sizes that the file leaves open
+            purpose = purpose_of(given, job.options["task"], _output_shapes(model))
         became = successors(names, model.graph, [*settling, *passes])
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
@@ -189,6 +192,17 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     return Prepared(
         *(job, target, original, model, fingerprint, layout, notes, source, purpose, parts, became, warnings, tail)
     )
+
+
+def _output_shapes(model: ir.Model) -> dict[str, Shape]:
+    shapes = {str(value.name): static_shape(value) for value in model.graph.outputs}
+    return {name: tuple(shape) for name, shape in shapes.items() if shape is not None}
+
+
+def _leaves_shapes_open(model: ir.Model) -> bool:
+    """Return whether the file leaves more open of an output than the batch."""
+    shapes = _output_shapes(model)
+    return len(shapes) < len(model.graph.outputs) or any(None in shape[1:] for shape in shapes.values())
 
 
 def _unsteady(model: ir.Model) -> Iterator[str]:

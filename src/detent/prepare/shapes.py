@@ -289,6 +289,21 @@ def _infer_again(owner: Pass, model: ir.Model) -> None:
     for value, shape in zip(model.graph.outputs, declared, strict=True):
         if value.shape is None:
             value.shape = shape
+    _check_sizes(model.graph)
+
+
+def _check_sizes(graph: ir.Graph) -> None:
+    """Refuse shapes of inputs with which a window is larger than what it slides over."""
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+                inputs = [each for each in graph.inputs if not each.is_initializer()]
+                given = ", ".join(f"'{each.name}' of shape {_show(each.shape)}" for each in inputs)
+                raise UsageError(
+                    f"With {given}, node '{node.name}' ({node.op_type}) would compute '{value.name}' of shape "
+                    f"{_show(value.shape)}. Give a larger shape (--fix-shape). Where the first axis is not one of "
+                    "samples but of time, say, give the shape of a whole recording."
+                )
 
 
 def _check(name: str, old: ir.Shape | None, new: tuple[int | None, ...]) -> None:

@@ -36,6 +36,7 @@ from detent.tasks.endings import (
     are_tags,
     confidences,
     ends_in,
+    has_bias_of_its_own,
     is_embedding,
     is_weighted_sum,
     passed_on,
@@ -256,6 +257,10 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
     rows = [value for value in rows if value not in growing]
     if any(are_scores(value) for value in steps):
         return Task.SEQUENCE, "token inputs, and a row of scores for each token"
+    # A layer with a bias for each of 59 labels. Vectors are as long as they are made, or have passed a normalization.
+    labels = [value for value in steps if _is_of_labels(value, answers[value][-1])]
+    if labels:
+        return Task.SEQUENCE, f"token inputs, and a row of {answers[labels[0]][-1]} scores for each token"
     for found, task in ((rows, Task.CLASSIFY), (steps, Task.SEQUENCE)):
         sizes = [answers[value][-1] for value in found]
         if sizes and all(size is not None and 2 <= size <= _FEW_CLASSES for size in sizes):
@@ -264,6 +269,11 @@ def _of_tokens(graph: ir.Graph, shapes: Mapping[str, Shape]) -> tuple[Task, str]
     if any(answers[value][-1] != 1 for value in (*rows, *steps)):
         return Task.EMBED, f"token inputs, and vectors: {shapes_text(shapes)}"
     return Task.REGRESS, f"outputs {shapes_text(shapes)} are numbers of no known kind"
+
+
+def _is_of_labels(value: ir.Value, size: int | None) -> bool:
+    odd = size is not None and size > 1 and size not in VECTOR_SIZES
+    return odd and is_weighted_sum(value) and has_bias_of_its_own(value)
 
 
 def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, int]) -> bool:
@@ -318,7 +328,7 @@ def _by_shape(
             return Task.TAG, f"{text} is a row of tags, each after a Sigmoid of its own"
         if spatial and (spatial[0] is None or spatial[0] >= 2):
             certain = are_scores(value)
-            if not certain and _grows_with_input(value):
+            if not certain and (_grows_with_input(value) or _is_as_long_as_an_input(value, spatial[0])):
                 return None
             return Task.CLASSIFY, f"{text} is a row of scores for each sample{'' if certain else BY_SHAPE}"
         return (Task.CLASSIFY, f"{text} is a probability") if ends_in(value, ("Sigmoid",)) else None
@@ -338,6 +348,13 @@ def _grows_with_input(value: ir.Value) -> bool:
     inputs = () if value.graph is None else value.graph.inputs
     lengths = [each.shape[-1] for each in inputs if each.shape is not None and len(each.shape) in (2, 3)]
     return declared is not None and not isinstance(declared[-1], int) and any(not isinstance(n, int) for n in lengths)
+
+
+def _is_as_long_as_an_input(value: ir.Value, size: int | None) -> bool:
+    """Tell whether a row has a number for each one of an input: of a sound, a signal or a table, not of classes."""
+    shapes = [] if value.graph is None else [static_shape(each) for each in value.graph.inputs]
+    sizes = {side for shape in shapes if shape is not None and len(shape) in (2, 3) for side in shape[1:]}
+    return size is not None and size > _FEW_CLASSES and size in sizes
 
 
 def _of_maps(

@@ -14,13 +14,14 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from detent.graph.values import is_constant
 from detent.observe.sources import Shape
 
 SHARES = ("Softmax", "LogSoftmax")
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 _PICKING = ("Gather", "Slice")
-_RECURRENT = ("LSTM", "GRU", "RNN")
+_RECURRENT = ("LSTM", "GRU", "RNN", "Loop", "Scan")  # the last two as TensorFlow writes them
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _NUMBER_WORDS = ("box", "landmark", "coord", "keypoint", "angle", "offset", "delta")
 
@@ -184,6 +185,16 @@ def _is_row(shape: Shape) -> bool:
 
 def _is_float(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.is_floating_point()
+
+
+def has_bias_of_its_own(value: ir.Value) -> bool:
+    """Tell whether a layer adds a number of its own to each score. The bias of a normalization is behind no weights."""
+    node = last_node(value)
+    if node is None or node.op_type != "Add":
+        return node is not None and node.op_type == "Gemm" and len(node.inputs) > 2
+    terms = [each for each in node.inputs if each is not None and not is_constant(each)]
+    layers = [before for each in terms if (before := last_node(each)) is not None]
+    return len(terms) == 1 and any(layer.op_type in ("MatMul", "Gemm", "Conv") for layer in layers)
 
 
 def is_weighted_sum(value: ir.Value) -> bool:
