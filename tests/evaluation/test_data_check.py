@@ -170,7 +170,7 @@ def test_one_sample_that_is_told_apart_does_not_hide_that_the_others_are_not():
     answers = {id(each["x"]): {"y": vectors[at : at + 1]} for at, each in enumerate(samples)}
     found = question_data(samples, Purpose(Task.EMBED, ""), lambda feeds: answers[id(feeds["x"])])
     assert "the same vector" in found[0]
-    told = question_data(samples, Purpose(Task.EMBED, ""), lambda feeds: {"y": feeds["x"][0]})
+    told = question_data(samples, Purpose(Task.EMBED, ""), lambda feeds: {"y": feeds["x"]})
     assert told == []
 
 
