@@ -145,8 +145,10 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         return purpose
     if len(scores) < 4 or not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
         return purpose
-    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
-    if scores.min() <= 0.0 or alike.min() < ALIKE or not _of_classes(scores):
+    if not np.isfinite(scores).all() or scores.min() <= 0.0:
+        return purpose
+    alike = np.square(scores.mean(1)) / np.square(scores).mean(1)
+    if alike.min() < ALIKE or not _of_classes(scores):
         return purpose
     why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of ratings by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
