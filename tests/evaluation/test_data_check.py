@@ -292,3 +292,13 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     # A mask of zeros has the shape of no output.
     masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
+
+
+def test_answers_that_are_no_numbers_are_told():
+    samples = [{"x": normal(1, 8, seed=at)} for at in range(16)]
+
+    def answer(feeds):
+        return {"pitch": np.full((1, 4), np.nan), "rest": np.array([[np.nan, *feeds["x"][0]]])}
+
+    (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    assert "NaN in all of output 'pitch' on the first 8 samples" in said

@@ -103,7 +103,7 @@ def question_data(
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
-    return [*told, *idle, *found]
+    return [*told, *idle, *_without_numbers(answers), *found]
 
 
 def _telling_input(rows: Sequence[Feeds]) -> str | None:
@@ -126,6 +126,16 @@ def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
                 f"is a state: --feedback {name}={output}."
             )
     return found
+
+
+def _without_numbers(answers: Sequence[Mapping[str, Array]]) -> list[str]:
+    """Name outputs in which the float model answers nothing but NaN."""
+    return [
+        f"The float model answers NaN in all of output '{name}' on the first {len(answers)} samples, so nothing of it "
+        "is compared. Is this the data that it was made for?"
+        for name, first in answers[0].items()
+        if first.dtype.kind == "f" and first.size and all(np.isnan(answer[name]).all() for answer in answers)
+    ]
 
 
 def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
