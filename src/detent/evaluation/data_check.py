@@ -226,7 +226,9 @@ def _is_constant(array: Array) -> bool:
 
 
 def _different(arrays: Sequence[Array]) -> int:
-    """Count samples that are not nearly the same as an earlier one."""
+    """Count samples that are not nearly the same as an earlier one; texts that are not the same."""
+    if arrays and arrays[0].dtype.kind == "U":
+        return len({tuple(array.flat) for array in arrays})
     kept: list[Array] = []
     for array in arrays:
         flat = array.reshape(-1)
