@@ -219,6 +219,16 @@ def test_edit_distance(one, other, distance):
     assert edit_distance(one, other) == edit_distance(other, one) == distance
 
 
+def test_the_same_vectors_agree_without_any_length():
+    zeros, others = {"y": np.zeros((4, 8))}, {"y": np.eye(4, 8)}
+    assert agreed(Task.EMBED, zeros, zeros).figures == {"cosine": 1.0, "worst_cosine": 1.0, "ranking": 1.0}
+    assert (
+        agreed(Task.EMBED, zeros, others).figures["cosine"]
+        == agreed(Task.EMBED, others, zeros).figures["cosine"]
+        == 0.0
+    )
+
+
 def test_an_output_that_passes_an_input_on_is_not_read():
     same, vectors = np.eye(4), np.random.default_rng(0).standard_normal((4, 8))
     outputs = [{"same": same, "y": vectors}, {"same": same, "y": -vectors}]
