@@ -131,6 +131,7 @@ def test_good_data_has_no_findings():
         (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
         (photographs(4), "Only 4 different samples"),
         (photographs(1), "Only one sample: ranges"),
+        ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "Only one sample: ranges"),
         ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of the first 16 samples are constant"),
         ([IMAGENET.apply(np.zeros((1, 3, SIDE, SIDE)), 1)] * 16, "16 of the first 16 samples are constant"),
         ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),

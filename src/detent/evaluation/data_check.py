@@ -205,7 +205,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     elif 2 * different <= count and different < FEWEST_DIFFERENT and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        known = "one sample" if count == 1 else f"{different} different samples"
+        known = "one sample" if different == 1 else f"{different} different samples"
         found.append(f"Only {known}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))

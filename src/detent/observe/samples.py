@@ -106,10 +106,8 @@ def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) 
         guess = nearest(str(others[0]), known)
         raise DataError(f"{origin}: the model has no input '{others[0]}'.{guess} Its inputs are {listed}.")
     found_text = ", ".join(f"'{name}'" for name in names) or "none"
-    raise DataError(
-        f"{origin}: there is no data for input '{missing}'. Expected {listed}, found {found_text}. "
-        f"If it is a state that an output hands on: --feedback {missing}=OUTPUT."
-    )
+    state = f" If it is a state that an output hands on: --feedback {missing}=OUTPUT." if len(known) > 1 else ""
+    raise DataError(f"{origin}: there is no data for input '{missing}'. Expected {listed}, found {found_text}.{state}")
 
 
 def without_text(ignored: Iterable[object]) -> str:
