@@ -131,6 +131,7 @@ def test_good_data_has_no_findings():
         (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
         (photographs(4), "Only 4 different samples"),
         (photographs(1), "Only one sample: ranges"),
+        ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "Only one sample: ranges"),
         ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of the first 16 samples are constant"),
         ([IMAGENET.apply(np.zeros((1, 3, SIDE, SIDE)), 1)] * 16, "16 of the first 16 samples are constant"),
         ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),
@@ -292,3 +293,13 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     # A mask of zeros has the shape of no output.
     masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
+
+
+def test_answers_that_are_no_numbers_are_told():
+    samples = [{"x": normal(1, 8, seed=at)} for at in range(16)]
+
+    def answer(feeds):
+        return {"pitch": np.full((1, 4), np.nan), "rest": np.array([[np.nan, *feeds["x"][0]]])}
+
+    (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    assert "NaN in all of output 'pitch' on the first 8 samples" in said

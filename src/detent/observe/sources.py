@@ -124,7 +124,9 @@ def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir
     answer = _answer(_image_sides(shape), [_sizes(output) for output in outputs])
     if answer == "yolox" and any(map(_has_scores_first, outputs)):
         answer = "nanodet"
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, answer)
+    # NumPy's str, of any length, needs no pickles in files, as Python objects would.
+    dtype = value.dtype.numpy()
+    return InputSpec(str(value.name), np.dtype(str) if dtype.kind == "O" else dtype, shape, declared, answer)
 
 
 @dataclass(frozen=True)
