@@ -1,7 +1,8 @@
 """What quantization costs in accuracy: top-1 on 1,000 labelled images, in exact arithmetic, paired image by image.
 
-python -m benchmarks.accuracy [--models ...] [--recipes XINT8 ...] [--refine none BiasCorrection ...] [--limit 100]
-                              [--rounding dpu]: quantized for that rounding, and judged in integers with it
+python -m benchmarks.accuracy [--models ...] [--recipes XINT8 A8W8 ...] [--limit 100]
+    --refine none BiasCorrection ...    in place of what each recipe does; with --equalize no yes, all combinations
+    --rounding dpu                      quantized for that rounding, and judged in integers with it
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from detent.numerics.codec import DEVICE_ROUNDINGS
 from detent.recipe import Recipe
 from detent.refinements import parse_refinement
 
+AS_RECIPE = "default"
+
 
 def main() -> None:
     parser = arguments("Top-1 loss of every recipe and refinement.", samples=128)
     parser.add_argument("--recipes", nargs="*", default=["XINT8"])
-    parser.add_argument("--refine", nargs="*", default=["none", "BiasCorrection", "Rounding"])
-    parser.add_argument("--equalize", nargs="*", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--refine", nargs="*", default=[AS_RECIPE])
+    parser.add_argument("--equalize", nargs="*", default=[AS_RECIPE], choices=[AS_RECIPE, "no", "yes"])
     parser.add_argument("--rounding", default="half-even", choices=DEVICE_ROUNDINGS, help="the device's")
     parser.add_argument("--limit", type=int, help="labelled images to judge on; default all")
     options = parser.parse_args()
@@ -47,7 +50,7 @@ def main() -> None:
         labelled = evaluator(case, options.limit, emulated)
         float_right = top1_right(labelled, case.path)
         for name, equalize, refine in itertools.product(recipes, options.equalize, options.refine):
-            recipe = recipes[name].replace(equalize=equalize == "yes", refinement=parse_refinement(refine))
+            recipe = changed(recipes[name], equalize, refine)
             seconds, right = quantized(case, recipe, options.samples, labelled)
             loss = paired_difference(float_right, right)
             row = (case.name, name, equalize, refine, percent(float_right), percent(right), loss, f"{seconds:.1f}")
@@ -57,6 +60,12 @@ def main() -> None:
         ("model", "recipe", "equalized", "refinement", "top-1 float", "quantized", "loss", "seconds"),
         rows,
     )
+
+
+def changed(recipe: Recipe, equalize: str, refine: str) -> Recipe:
+    """The recipe with other steps, or with its own."""
+    recipe = recipe if equalize == AS_RECIPE else recipe.replace(equalize=equalize == "yes")
+    return recipe if refine == AS_RECIPE else recipe.replace(refinement=parse_refinement(refine))
 
 
 def quantized(

@@ -11,12 +11,12 @@ import detent
 from detent.errors import DataError
 from detent.evaluation.data_check import first_batch_norm, question_data, settled, unlike_training
 from detent.evaluation.normalisation import IMAGENET
-from detent.evaluation.task_agreement import Purpose
 from detent.pipeline.job import make_job
 from detent.pipeline.observed import _is_as_declared
 from detent.pipeline.prepared import Stopwatch, prepare_model
 from detent.progress import silent
 from detent.tasks import BY_SHAPE, Task
+from detent.tasks.purpose import Purpose
 from tests.models import as_ir, build, info, node, normal
 
 CLASSIFY = Purpose(Task.CLASSIFY, "by test")

@@ -18,8 +18,8 @@ from detent.evaluation.normalisation import (
     recognised,
     told_apart,
 )
-from detent.evaluation.task_agreement import Purpose
 from detent.tasks import Task
+from detent.tasks.purpose import Purpose
 from tests.evaluation.test_data_check import CLASSIFY, SIDE, photographs
 
 CLASSES = 40

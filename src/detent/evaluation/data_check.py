@@ -27,11 +27,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.evaluation.box_answers import detections_of
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.row_answers import chances, class_scores, probabilities
-from detent.evaluation.task_agreement import Purpose, detections_of, vectors_of
+from detent.evaluation.vector_answers import vectors_of
 from detent.graph.values import constant
 from detent.tasks import BY_SHAPE, Task
+from detent.tasks.purpose import Purpose
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
 

@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.evaluation.box_answers import detections_of
 from detent.evaluation.row_answers import class_scores, probabilities
-from detent.evaluation.task_agreement import Purpose, detections_of
 from detent.tasks import Task
+from detent.tasks.purpose import Purpose
 
 STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from detent.errors import DataError, ModelError
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.measures import Measure, by_sample
-from detent.evaluation.row_answers import threshold
+from detent.evaluation.sample_answers import threshold
 from detent.execute.inference import Batch
 from detent.observe.images import Geometry, Size, image_size
 from detent.observe.preprocess import DeclaredImages
