@@ -21,7 +21,8 @@ from detent.evaluation.sample_answers import (
     bootstrap,
     points_text,
 )
-from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
+from detent.tasks.detection import Detections, match_detections, overlaps
+from detent.tasks.heads import Head, recognise_head
 from detent.tasks.purpose import Outputs, Purpose
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors

@@ -65,6 +65,7 @@ class Postprocessing:
     starts: tuple[str, ...]
     outputs: tuple[str, ...]
     sign: str
+    suppresses: bool  # by a node that does non-maximum suppression: then rows may be of objects, as many as there are
 
     @property
     def reason(self) -> str:
@@ -111,6 +112,7 @@ def find_postprocessing(graph: ir.Graph) -> Postprocessing | None:
         starts=tuple(_starts(members)),
         outputs=tuple(str(value.name) for index, value in enumerate(graph.outputs) if wanted >> index & 1),
         sign=next(iter(signs.values())),
+        suppresses=not set(_CHOOSING).isdisjoint(signs.values()),
     )
 
 
