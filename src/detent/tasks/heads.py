@@ -438,7 +438,7 @@ def _are_shares(scores: Floats) -> bool:
 
 
 def _shares(logits: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-logits)), np.float32)
+    return np.asarray(1 / (1 + np.exp(-np.maximum(logits, -80.0))), np.float32)  # what is below is 0 all the same
 
 
 def _lists(outputs: Sequence[npt.NDArray[Any]]) -> Detections:
