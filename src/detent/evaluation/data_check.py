@@ -147,8 +147,10 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         scores = _scores(purpose, answers).astype(np.float64)
     except ValueError:  # outputs that cannot be read as scores
         return purpose
+    if len(scores) < 4 or not np.isfinite(scores).all():
+        return purpose
     numbers = "ratings" if _are_ratings(scores) else "coordinates" if _are_coordinates(scores) else ""
-    if len(scores) < 4 or not numbers:
+    if not numbers:
         return purpose
     why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of {numbers} by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
@@ -157,8 +159,10 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
 def _are_ratings(scores: npt.NDArray[np.float64]) -> bool:
     if not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
         return False
-    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
-    return bool(scores.min() > 0.0 and alike.min() >= ALIKE and _of_classes(scores))
+    if scores.min() <= 0.0:
+        return False
+    alike = np.square(scores.mean(1)) / np.square(scores).mean(1)
+    return bool(alike.min() >= ALIKE) and bool(_of_classes(scores))
 
 
 def _are_coordinates(scores: npt.NDArray[np.float64]) -> bool:
