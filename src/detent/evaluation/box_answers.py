@@ -22,7 +22,8 @@ from detent.evaluation.sample_answers import (
     points_text,
     unseen,
 )
-from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
+from detent.tasks.detection import Detections, match_detections, overlaps
+from detent.tasks.heads import Head, recognise_head
 from detent.tasks.purpose import Outputs, Purpose
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
