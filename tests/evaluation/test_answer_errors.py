@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from detent.evaluation.answer_errors import BOX_WEIGHT, _softened_divergence, error_sums, total_error
-from detent.evaluation.task_agreement import Purpose
 from detent.tasks import Task
 from detent.tasks.parts import OutputPart
+from detent.tasks.purpose import Purpose
 from tests.models import normal
 
 

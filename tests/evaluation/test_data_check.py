@@ -11,12 +11,12 @@ import detent
 from detent.errors import DataError
 from detent.evaluation.data_check import first_batch_norm, question_data, settled, unlike_training
 from detent.evaluation.normalisation import IMAGENET
-from detent.evaluation.task_agreement import Purpose
 from detent.pipeline.job import make_job
 from detent.pipeline.observed import _is_as_declared
 from detent.pipeline.prepared import Stopwatch, prepare_model
 from detent.progress import silent
 from detent.tasks import BY_SHAPE, Task
+from detent.tasks.purpose import Purpose
 from tests.models import as_ir, build, info, node, normal
 
 CLASSIFY = Purpose(Task.CLASSIFY, "by test")
@@ -90,6 +90,29 @@ def test_ratings_are_no_classes(rows, by_shape, task):
     found = settled(purpose, lambda at: {"y": np.array([rows[at]])}, len(rows))
     assert found.task is task
     assert found == purpose if task is Task.CLASSIFY else "ratings" in found.why
+
+
+def of_points(count, axes):
+    """Return the coordinates of points on a circle in eight images, one point after the other."""
+    angle = np.linspace(0, 2 * np.pi, count)
+    points = np.stack([np.cos(angle), 3 + np.sin(angle), 0 * angle][:axes], axis=1).reshape(-1)
+    return [100 * points + normal(points.size, seed=at) for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "task"),
+    [
+        (of_points(20, 2), Task.REGRESS),
+        (of_points(20, 3), Task.REGRESS),
+        (of_points(5, 2), Task.CLASSIFY),  # too few to tell
+        (normal(8, 60) + normal(60, seed=1), Task.CLASSIFY),
+        (np.sin(np.linspace(0, 3, 60)) + normal(8, 60) / 9, Task.CLASSIFY),  # classes in order, such as ages
+    ],
+)
+def test_coordinates_of_points_are_no_classes(rows, task):
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 60] is a row of scores" + BY_SHAPE)
+    found = settled(purpose, lambda at: {"y": np.asarray(rows[at])[None]}, len(rows))
+    assert found.task is task and ("coordinates" in found.why) == (task is Task.REGRESS)
 
 
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):

@@ -10,12 +10,12 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
 from detent.evaluation.fidelity import NoiseSums, measure_fidelity, shown_parts
-from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
 from detent.results.verdict import judge
 from detent.tasks import Task
+from detent.tasks.purpose import Purpose, purpose_of
 
 floats = st.floats(-1e6, 1e6, width=32)
 

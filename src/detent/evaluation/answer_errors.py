@@ -12,7 +12,7 @@ few samples, is
     segment    the divergence, mean over the positions
     embed      1 - the cosine
     others     the squared error of every part of every output, relative to its signal, where the float model is sure
-               of its numbers (task_agreement.py)
+               of its numbers (tasks/purpose.py)
 
 The error of several samples is the mean over its parts of sum(wrong) / sum(right). Parts count alike, however large
 their numbers are: boxes of 0..640 do not outweigh scores of 0..1. A sample in which a detector sees nothing has no
@@ -27,18 +27,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.evaluation.box_answers import head_of
 from detent.evaluation.row_answers import probabilities, score_heads
-from detent.evaluation.task_agreement import (
-    Purpose,
-    compare_answers,
-    head_of,
-    in_steps,
-    step_scores,
-    where_sure,
-)
+from detent.evaluation.step_answers import in_steps, step_scores
+from detent.evaluation.task_agreement import compare_answers
 from detent.tasks import Task
 from detent.tasks.detection import overlaps_in_pairs
 from detent.tasks.parts import OutputPart
+from detent.tasks.purpose import Purpose, where_sure
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]

@@ -27,11 +27,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.evaluation.box_answers import detections_of
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.row_answers import chances, class_scores, probabilities
-from detent.evaluation.task_agreement import Purpose, detections_of, vectors_of
+from detent.evaluation.vector_answers import vectors_of
 from detent.graph.values import constant
 from detent.tasks import BY_SHAPE, Task
+from detent.tasks.purpose import Purpose
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
 
@@ -46,6 +48,9 @@ SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
 MOST_RATINGS, ALIKE = 16, 0.8  # numbers, and the least share of their squares that their mean stands for
+# Coordinates of points: so many numbers at least, and the correlation of each with the one that is as far into the next
+# point. It is 0.93 to 0.99 of faces, hands and eyes, and 0.1 to 0.4 of logits, whatever is seen.
+FEWEST_COORDINATES, TAKE_TURNS = 32, 0.8
 RARE = 0.1  # a probability that says no
 SAME_VECTOR = 0.9999  # the cosine from which on two vectors are the same
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
@@ -143,6 +148,7 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
 
     A few numbers that only their shape calls scores of classes are ratings where they are all positive, about as large
     as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
+    Many are coordinates of points where each is like the second or third after it, as x of one point and the next.
     """
     if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
         return purpose
@@ -151,13 +157,31 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         scores = _scores(purpose, answers).astype(np.float64)
     except ValueError:  # outputs that cannot be read as scores
         return purpose
-    if len(scores) < 4 or not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+    if len(scores) < 4 or not np.isfinite(scores).all():
         return purpose
-    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
-    if scores.min() <= 0.0 or alike.min() < ALIKE or not _of_classes(scores):
+    numbers = "ratings" if _are_ratings(scores) else "coordinates" if _are_coordinates(scores) else ""
+    if not numbers:
         return purpose
-    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of ratings by what the model answers"
+    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of {numbers} by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
+
+
+def _are_ratings(scores: npt.NDArray[np.float64]) -> bool:
+    if not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+        return False
+    if scores.min() <= 0.0:
+        return False
+    alike = np.square(scores.mean(1)) / np.square(scores).mean(1)
+    return bool(alike.min() >= ALIKE) and bool(_of_classes(scores))
+
+
+def _are_coordinates(scores: npt.NDArray[np.float64]) -> bool:
+    """Tell whether x and y, and maybe z, of neighbouring points take turns. Classes in order are like the very next."""
+    mean = scores.mean(0)
+    if mean.size < FEWEST_COORDINATES or not np.ptp(mean):
+        return False
+    like = [float(np.corrcoef(mean[step:], mean[:-step])[0, 1]) for step in (1, 2, 3)]
+    return max(like[1:]) >= TAKE_TURNS and like[0] < TAKE_TURNS / 2
 
 
 _FATAL = " cannot be learned from"

@@ -28,7 +28,6 @@ from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_mo
 from detent.evaluation.data_check import ASKED, settled
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read, stored_bytes
@@ -39,6 +38,7 @@ from detent.progress import Progress, silent
 from detent.results import evaluated
 from detent.tasks import Task, find_task
 from detent.tasks.parts import OutputPart
+from detent.tasks.purpose import Purpose, purpose_of
 
 STAGE = "evaluate"
 

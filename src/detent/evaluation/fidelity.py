@@ -34,7 +34,8 @@ import onnx_ir as ir
 
 from detent.emulator import EmulatedValues
 from detent.errors import ModelError, listed
-from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers, where_sure
+from detent.evaluation.sample_answers import SampleAnswer
+from detent.evaluation.task_agreement import compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.graph.values import all_finite, constant, input_at, is_standard
@@ -47,6 +48,7 @@ from detent.results.tensors import Closeness, Fidelity, PartCloseness
 from detent.results.verdict import UNSURE_SCORE, judge
 from detent.tasks import Task
 from detent.tasks.parts import OutputPart, parts_by_size
+from detent.tasks.purpose import Purpose, where_sure
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

@@ -25,6 +25,7 @@ from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.fidelity import NoiseSums, without_common_infinities
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
+from detent.evaluation.sample_answers import SampleAnswer
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
@@ -32,6 +33,7 @@ from detent.results.paired import Floats
 from detent.results.task_scores import AgreementScores
 from detent.tasks import Task
 from detent.tasks.parts import OutputPart
+from detent.tasks.purpose import Purpose
 
 # Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples.
 CACHE_BYTES = 32 * 2**20
@@ -222,13 +224,13 @@ class DeviationRecord(NamedTuple):
     sums: list[dict[str, NoiseSums]]
     expected: Integers | None = None
     answers: Integers | None = None
-    compared: Sequence[task_agreement.SampleAnswer] = ()
+    compared: Sequence[SampleAnswer] = ()
 
 
 class DeviationMeasure:
     """Compares answers, as the task reads them, and outputs with those of the reference model."""
 
-    def __init__(self, reference: CachedOutputs, purpose: task_agreement.Purpose) -> None:
+    def __init__(self, reference: CachedOutputs, purpose: Purpose) -> None:
         self._reference, self._purpose = reference, purpose
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> DeviationRecord:
@@ -263,7 +265,7 @@ class DeviationMeasure:
         signal: list[list[float]] = []
         expected: list[Integers | None] = []
         answers: list[Integers | None] = []
-        compared: list[task_agreement.SampleAnswer] = []
+        compared: list[SampleAnswer] = []
         totals: dict[str, NoiseSums] = {}
         for batch, record in records:
             names += batch.names
@@ -299,15 +301,13 @@ class AgreementRecord(NamedTuple):
     """The sums of each part of the outputs of each sample, and what became of its answer."""
 
     sums: list[list[NoiseSums]]
-    answers: list[task_agreement.SampleAnswer]
+    answers: list[SampleAnswer]
 
 
 class AgreementMeasure:
     """Compares answers with those of the reference model, as its task reads them, and outputs by their parts."""
 
-    def __init__(
-        self, reference: CachedOutputs, purpose: task_agreement.Purpose, parts: Mapping[str, Sequence[OutputPart]]
-    ) -> None:
+    def __init__(self, reference: CachedOutputs, purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]]) -> None:
         self._reference, self._purpose, self._parts = reference, purpose, parts
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
@@ -330,7 +330,7 @@ class AgreementMeasure:
         """Sum up all samples. Answers count only if every sample has one."""
         names: list[str] = []
         sums: list[list[NoiseSums]] = []
-        answers: list[task_agreement.SampleAnswer] = []
+        answers: list[SampleAnswer] = []
         for batch, record in records:
             names += batch.names
             sums += record.sums

@@ -15,27 +15,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
+from detent.evaluation.sample_answers import (
+    AnswerReader,
+    Floats,
+    Row,
+    Rows,
+    SampleAnswer,
+    Summary,
+    bootstrap,
+    points_text,
+    threshold,
+    unseen,
+)
+from detent.results.paired import in_percent, interval_text, wilson_interval
 from detent.tasks.endings import HeadKind
-
-# What a change of the top class costs on average, where few changes were seen: that of common classifiers.
-USUAL_COST = 0.15
+from detent.tasks.purpose import Outputs, Purpose
 
 BEST_TAGS = 3  # that are compared if float finds none in any sample
 
-Outputs = Mapping[str, npt.NDArray[Any]]
-Floats = npt.NDArray[np.float64]
-Row = dict[str, float]
-Rows = Mapping[str, Floats]  # the numbers of all samples, by name
 Heads = Mapping[str, HeadKind]
-
-# The loss and its interval, None if the task has none; the figures of the task, and a clause that tells them.
-Summary = tuple[float | None, Interval | None, dict[str, float], str]
 
 
 def probabilities(scores: Floats) -> Floats:
@@ -51,11 +53,6 @@ def probabilities(scores: Floats) -> Floats:
 def chances(scores: Floats) -> Floats:
     """Return the probability of each tag by itself: the scores, or their Sigmoid if they are logits."""
     return scores if threshold(scores) else np.asarray(1 / (1 + np.exp(-scores)))
-
-
-def threshold(scores: Floats) -> float:
-    """Return what a score by itself has to exceed: a half of a probability, 0 of a logit."""
-    return 0.5 if float(scores.min(initial=0.0)) >= 0.0 and float(scores.max(initial=0.0)) <= 1.0 else 0.0
 
 
 def score_heads(heads: Heads, outputs: Outputs, samples: int) -> dict[str, Floats]:
@@ -93,19 +90,19 @@ def compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     return (one == other)[..., 0].astype(np.float64), cost[..., 0]
 
 
-def compare_rows(heads: Heads, default: HeadKind, expected: Outputs, found: Outputs, samples: int) -> list[Row]:
-    """Return numbers to sum up for each sample, by what they count and the output; one not in `heads` is `default`.
+def _compare(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    """Return numbers to sum up for each sample, by what they count and the output.
 
     `same` is whether all outputs keep their top class.
     """
     rows: list[Row] = [{} for _ in range(samples)]
-    for name, first in score_heads(heads, expected, samples).items():
+    for name, first in score_heads(purpose.heads, expected, samples).items():
         second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
-        compared = _classes if heads.get(name, default) == "classes" else _tags
+        compared = _classes if purpose.heads.get(name, purpose.usual_kind) == "classes" else _tags
         for row, numbers in zip(rows, compared(first, second), strict=True):
             same = min(row.get("same", 1.0), numbers.get("same", 1.0))
             row.update({f"{what} of {name}": value for what, value in numbers.items()}, same=same)
-    return rows
+    return [SampleAnswer(row) for row in rows]
 
 
 def _classes(first: Floats, second: Floats) -> list[Row]:
@@ -144,21 +141,6 @@ def _tags_of(p: Floats, q: Floats, wanted: npt.NDArray[np.bool_], shown: npt.NDA
     }
 
 
-def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
-    """Return mean(parts), or sum(parts) / sum(wholes), and where it lies with 95 % confidence."""
-    total = float(len(parts) if wholes is None else wholes.sum())
-    if total == 0.0:
-        return 0.0, (0.0, 1.0)
-    low, high = np.percentile(resampled(parts, wholes), [2.5, 97.5])
-    return float(parts.sum()) / total, (float(low), float(high))
-
-
-def unseen(changes: int, count: int, loss: float) -> float:
-    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost."""
-    usual = (loss + USUAL_COST) / (changes + 1)
-    return wilson_interval(changes, count)[1] * usual
-
-
 _COST = "cost of "
 
 
@@ -171,14 +153,14 @@ def _by_head(rows: Rows) -> dict[str, Rows]:
     }
 
 
-def paired_costs(rows: Rows) -> tuple[Floats, Floats]:
+def _costs(rows: Rows) -> tuple[Floats, Floats]:
     """Return what each sample costs, and its weight, of the worst output."""
 
-    def costs(numbers: Rows) -> tuple[Floats, Floats]:
+    def of_output(numbers: Rows) -> tuple[Floats, Floats]:
         faint = _faint(numbers)
         return numbers[f"{faint}cost"], numbers[f"{faint}weight"]
 
-    return max(map(costs, _by_head(rows).values()), key=lambda pair: pair[0].sum() / max(pair[1].sum(), 1e-30))
+    return max(map(of_output, _by_head(rows).values()), key=lambda pair: pair[0].sum() / max(pair[1].sum(), 1e-30))
 
 
 def _faint(numbers: Rows) -> str:
@@ -186,7 +168,7 @@ def _faint(numbers: Rows) -> str:
     return "best_" if "wanted" in numbers and not numbers["wanted"].any() else ""
 
 
-def summarize_rows(rows: Rows) -> Summary:
+def _summarize(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
     """Return the summary of the worst output."""
     found = {name: (_of_tags if "wanted" in each else _of_classes)(each) for name, each in _by_head(rows).items()}
     worst = max(found, key=lambda name: (found[name][1] or (0.0, 1.0))[1])
@@ -226,6 +208,4 @@ def _of_tags(numbers: Rows) -> Summary:
     return loss, (low, high), figures, f"{text}; expected loss of F1 {points_text(loss, (low, high))}"
 
 
-def points_text(loss: float, interval: Interval) -> str:
-    """Return a loss and its interval as a reader is told them."""
-    return f"{100 * loss:.1f} points ({interval_text(in_percent(interval), '.1f')})"
+ROWS = AnswerReader(_compare, _summarize, _costs)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from detent.errors import DataError, ModelError
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.measures import Measure, by_sample
-from detent.evaluation.row_answers import threshold
+from detent.evaluation.sample_answers import threshold
 from detent.execute.inference import Batch
 from detent.observe.images import Geometry, Size, image_size
 from detent.observe.preprocess import DeclaredImages
@@ -41,12 +41,11 @@ from detent.tasks.detection import (
     RECALLS,
     THRESHOLDS,
     Detections,
-    Head,
     Matches,
     match_truths,
     mean_average_precision,
-    recognise_head,
 )
+from detent.tasks.heads import Head, recognise_head
 from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels, TagLabels
 
 Weights = npt.NDArray[np.float64]

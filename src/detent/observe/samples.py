@@ -111,9 +111,9 @@ def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) 
 
 
 def without_text(ignored: Iterable[object]) -> str:
-    """Return the end of a description of data: what of it the model does not take."""
+    """Return the end of a description of data: what of it is not read, such as labels, or states that are fed back."""
     named = ", ".join(f"'{name}'" for name in dict.fromkeys(ignored))
-    return f" (without {named}, which the model does not take)" if named else ""
+    return f" (without {named}: not needed)" if named else ""
 
 
 def check_feeds(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:

@@ -29,7 +29,6 @@ from detent.equalize.moments import Answers
 from detent.equalize.smooth_quant import SmoothQuant
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data, settled
-from detent.evaluation.task_agreement import Purpose
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -49,6 +48,7 @@ from detent.recipe.recipe import EQUALIZING_SAMPLES, PRESETS, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
+from detent.tasks.purpose import Purpose
 
 SIGNIFICANT_BITS = 8  # of small floats and blocks, near enough
 

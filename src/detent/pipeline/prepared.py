@@ -28,7 +28,6 @@ from detent.emit.output_formats import check_formats
 from detent.emulator import check_emulable
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
-from detent.evaluation.task_agreement import Purpose, purpose_of
 from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
 from detent.graph.load import MINIMUM_OPSET, files_of, lower_ir_version, name_of, raise_opset, read, unzipped
@@ -55,6 +54,7 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
 from detent.tasks.parts import OutputPart, output_parts
+from detent.tasks.purpose import Purpose, purpose_of
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
@@ -174,7 +174,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
-        passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
+        passes = default_passes(shapes, for_target, job.recipe.without, job.recipe.also, fix_batch=early)
         notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
         if given is not model:  # a fixed batch has settled sizes that the file leaves open
             purpose = purpose_of(given, job.options["task"], _output_shapes(model))

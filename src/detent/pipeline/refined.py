@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
+from detent.evaluation.box_answers import LEAST_SCORE, detections_of
 from detent.graph.session import return_memory
 from detent.observe.samples import PendingSample
 from detent.pipeline.emitted import OpenedForm
@@ -34,6 +34,7 @@ from detent.refine.score_heads import ScoreLogits, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
 from detent.tasks import Task
+from detent.tasks.purpose import Purpose
 
 
 @dataclass(frozen=True, eq=False)

@@ -478,7 +478,7 @@ def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decis
     elif any(decision.reason.startswith("control flow") for decision in decisions.values()):
         advice = (
             "If an input chooses between the graphs inside, make it constant: --fix-input INPUT=VALUE. `detent "
-            "inspect` shows the inputs."
+            "inspect` shows the inputs. --set also=both_branches computes both branches of an If, and quantizes them."
         )
     else:
         advice = "`detent inspect` shows what is in it."
