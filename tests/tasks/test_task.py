@@ -253,6 +253,8 @@ def test_three_channels_that_are_interpolated_are_classes() -> None:
     nodes = [node("Conv", "x w", "a", strides=[2, 2]), node("Resize", "a _ s", "y", mode="linear")]
     regions = as_ir(build(nodes, "y", constants, [IMAGE]))
     assert recognise_task(regions.graph, {}, {"y": (1, 3, 64, 64)})[0] is Task.SEGMENT
+    # Real-ESRGAN's for twice the size enlarges four times and comes down.
+    assert recognise_task(regions.graph, {}, {"y": (1, 3, 128, 128)})[0] is Task.IMAGE
 
 
 def test_a_normalized_row_is_an_embedding() -> None:
