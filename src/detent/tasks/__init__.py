@@ -380,7 +380,7 @@ def _of_maps(
     if channels == 1 and larger and colours in (3, 4):
         return Task.REGRESS, f"{text} is a number for each pixel of a colour image"
     # What a network computes for the pixels of an image it does not leave to interpolation; for regions it does, but
-    # only up to the size of the image: beyond are those that enlarge, which may come down to the size that is asked for.
+    # only up to the size of the image: beyond are those that enlarge, and may come down to the size that is asked for.
     enlarged = not open_size and (height or 0) > (image or (0, 0))[0]
     if channels in (1, 3) and larger and (enlarged or not ends_in(value, ("Resize", "Upsample"))):
         return Task.IMAGE, f"{text} is an image"
