@@ -315,3 +315,15 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     # A mask of zeros has the shape of no output.
     masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
+
+
+@pytest.mark.parametrize(("detail", "side", "told"), [(0.0, 96, True), (0.3, 96, False), (0.0, 32, False)])
+def test_images_without_detail_are_told(detail, side, told):
+    """A few pixels, enlarged: a network answers them alike however it is quantized. Small inputs may be smooth."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(16):
+        few = np.asarray(Image.fromarray(rng.integers(0, 256, (3, 3, 3), np.uint8)).resize((side, side)), np.float32)
+        texture = np.repeat(np.repeat(rng.normal(0.0, 1.0, (side // 2, side // 2, 3)), 2, 0), 2, 1)
+        found.append((few / 255 + detail * texture).transpose(2, 0, 1)[None].astype(np.float32))
+    assert ("blurred" in asked(found)) == told
