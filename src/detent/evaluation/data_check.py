@@ -44,8 +44,8 @@ NEARLY_THE_SAME = 0.02  # of the spread: a copy that was compressed again differ
 # Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells.
 NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 
-# Of pixels a sixteenth of a side apart: 0.6 to 0.7 is the median of photographs, 0.94 of such made from 6x6 pixels.
-BLUR_CORRELATION, BLUR_SIDE = 0.9, 64
+# Of pixels a sixteenth of a side apart: 0.6 to 0.7 in photographs, 0.88 in such made from 12x12 pixels.
+BLUR_CORRELATION, BLUR_SIDE = 0.85, 64
 
 SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
