@@ -4,12 +4,13 @@ import json
 from types import MappingProxyType
 
 import numpy as np
+import onnx
 import pytest
 
 from detent.compat import auto_search
 from detent.compat.configs import Config, get_default_config
 from detent.compat.enums import CalibrationMethod, QuantType
-from detent.errors import UsageError
+from detent.errors import OutputError, UsageError
 
 
 class Reader:
@@ -68,6 +69,28 @@ def test_what_means_the_same_is_tried_once_and_not_again(tiny, samples, tmp_path
     again = search(tiny, samples, tmp_path, search_stop_condition={})
     again.search_model()
     assert again.searched_space == made.searched_space
+
+
+def test_the_best_model_is_where_an_older_script_wants_it(tiny, samples, tmp_path):
+    config, output = Config(get_default_config("S8S8_AAWS")), tmp_path / "best.onnx"
+    settings = type("Chosen", (Settings,), {"search_output_dir": str(tmp_path)})()
+    made = auto_search.AutoSearch(
+        config=config,
+        auto_search_config=settings,
+        model_input=tiny,
+        model_output=output,
+        calibration_data_reader=Reader(samples),
+    )
+    best = made.search_model()[0]
+    assert onnx.load(output) == onnx.load(best["model_path"])
+    by_position = auto_search.AutoSearch(
+        config, settings, tiny, str(output), calibration_data_reader=made.calibration_data_reader
+    )
+    assert by_position.model_output == output
+    with pytest.raises(OutputError):
+        auto_search.AutoSearch(
+            tiny, config, settings, calibration_data_reader=Reader(samples), model_output=tmp_path / "none" / "o.onnx"
+        )
 
 
 def test_two_stages_tune_the_best_calibration(tiny, samples, tmp_path):

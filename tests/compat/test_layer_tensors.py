@@ -20,7 +20,7 @@ from detent.compat.data_types import (
     XInt8Spec,
 )
 from detent.compat.entry_points import AS_QUARK, ModelQuantizer
-from detent.compat.enums import QuantType
+from detent.compat.enums import ExtendedQuantType, QuantType
 from detent.compat.option_rows import ScriptNote
 from detent.errors import UsageError
 from tests.models import build, info, node, normal
@@ -147,6 +147,14 @@ def test_floats_and_blocks_beside_integers(as_quark, usual, layer, kind):
     data, _, bias = pairs(model)["conv1"]
     assert {*data, *bias} == {kind}
     assert read(model, "conv2") == ["int8"]
+    assert snr(model) > 20
+
+
+def test_a_single_tensor_of_floats_before_a_layer_with_an_integer_bias():
+    model = quantized(extra_options={"TensorQuantOverrides": {"r1": [{"quant_type": ExtendedQuantType.QBFloat16}]}})
+    data, weights, bias = pairs(model)["conv2"]
+    assert ({*data, *bias}, weights) == ({"Cast"}, ["int8"])
+    assert pairs(model)["conv1"][2] == ["int32"]
     assert snr(model) > 20
 
 

@@ -90,6 +90,16 @@ def test_what_was_done_is_logged(model, tmp_path, caplog):
     assert "batchnormalization_n" in caplog.text
 
 
+def test_flags_stand_alone_or_have_a_value(model, tmp_path):
+    paths = ["--input", str(model), "--output", str(tmp_path / "p.onnx")]
+    stored = ["--save_as_external_data", "--external_data_size_threshold", "100"]
+    tools.preprocess([*paths, "--auto_merge", "--skip_optimization", "True", *stored])
+    assert "BatchNormalization" in {each.op_type for each in onnx.load(tmp_path / "p.onnx").graph.node}
+    assert len(list(tmp_path.iterdir())) == 3
+    tools.preprocess([*paths, "--skip_optimization", "False"])
+    assert "BatchNormalization" not in {each.op_type for each in onnx.load(tmp_path / "p.onnx").graph.node}
+
+
 def test_bad_input(tmp_path):
     with pytest.raises(ModelError, match="none.onnx"):
         tools.quant_pre_process(tmp_path / "none.onnx", tmp_path / "p.onnx")

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import pytest
 
 from detent.compat.finder import other_tools
+from detent.compat.option_rows import ScriptNote
 from detent.compat.tools import TOOLS, run_tool
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model
@@ -94,10 +97,17 @@ def test_shapes_and_layout(tiny, tmp_path):
     assert onnx.load(output).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
     run_tool("convert_dynamic_to_fixed", [str(tiny), str(output), "--fix_shapes", "x:[4,3,8,8]"])
     assert onnx.load(output).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+    with pytest.warns(ScriptNote, match="shape of y follows"):  # Quark's manual gives those of outputs, too
+        run_tool("fix_shapes", [str(tiny), str(output), "--fix_shapes", "x:[3,3,8,8];y:[3,10]"])
+    assert onnx.load(output).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 3
     run_tool("convert_nchw_to_nhwc", [str(tiny), str(output)])
     assert onnx.load(output).graph.input[0].type.tensor_type.shape.dim[3].dim_value == 3
     run_tool("convert_opset_version", [str(tiny), "20", str(output)])
     assert onnx.load(output).opset_import[0].version == 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_tool("convert_opset_version", ["--input", str(tiny), "--output", str(output), "--target_opset", "19"])
+    assert onnx.load(output).opset_import[0].version == 19
 
 
 def test_quantized_models(quantized, tmp_path):

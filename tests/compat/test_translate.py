@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from detent.compat import translate as module
+from detent.compat.algorithms import AdaRoundConfig
 from detent.compat.configs import PRESET_FIELDS, Config, QConfig, QuantizationConfig, get_default_config
+from detent.compat.data_types import Int8Spec
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedQuantFormat,
@@ -318,6 +320,20 @@ def test_a_configuration_prints_its_recipe_and_what_was_said():
         assert words in text
     assert "No recipe: crypto_mode" in str(QuantizationConfig(crypto_mode=True))
     assert "Recipe XINT8:" in str(QConfig.get_default_config("XINT8"))
+
+
+@pytest.mark.parametrize(
+    ("config", "slip", "meant"),
+    [
+        (get_default_config("XINT8"), "node_to_exclude", "nodes_to_exclude"),
+        (QConfig.get_default_config("XINT8"), "global_quantconfig", "global_quant_config"),
+        (AdaRoundConfig(), "num_iteration", "num_iterations"),
+        (Int8Spec(), "symetric", "symmetric"),
+    ],
+)
+def test_a_field_that_there_is_not_is_noted_when_it_is_set(config, slip, meant):
+    with pytest.warns(ScriptNote, match=f"'{slip}': setting it changes nothing. Did you mean '{meant}'"):
+        setattr(config, slip, 1)
 
 
 def test_every_field_is_in_the_record():

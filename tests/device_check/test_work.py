@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from detent.device_check.partition import macs_of
 from tests.models import as_ir, build, info, node, normal
@@ -40,6 +41,20 @@ def test_an_open_batch_counts_as_one_and_an_open_width_as_unknown():
     weight = normal(4, 3, 1, 1)
     assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", ("N", 3, 8, 8)),)) == 4 * 64 * 3
     assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", (1, 3, 8, "W")),)) is None
+
+
+def test_the_branch_with_more_work_counts_and_a_loop_is_unknown():
+    def body(op, made):
+        inputs = [] if op == "If" else [info("i", (), TensorProto.INT64), info("on", (), TensorProto.BOOL)]
+        kept = [] if op == "If" else [node("Identity", "on", "more")]
+        outputs = [] if op == "If" else [info("more", (), TensorProto.BOOL)]
+        return helper.make_graph([*kept, made], "body", inputs, [*outputs, info("r", (1, 4, 8, 8))])
+
+    conv, relu = node("Conv", "x w", "r"), node("Relu", "z", "r")
+    constants = {"w": normal(4, 3, 1, 1), "z": normal(1, 4, 8, 8), "c": np.array(True), "n": np.int64(2)}
+    chosen = node("If", "c", "y", then_branch=body("If", conv), else_branch=body("If", relu))
+    assert macs(chosen, **constants) == 4 * 64 * 3
+    assert macs(node("Loop", "n _", "y", body=body("Loop", conv)), **constants) is None
 
 
 def test_recurrent_layers_and_einsum_are_work():

@@ -154,6 +154,7 @@ def test_good_data_has_no_findings():
         (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
         (photographs(4), "Only 4 different samples"),
         (photographs(1), "Only one sample: ranges"),
+        ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "Only one sample: ranges"),
         ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of the first 16 samples are constant"),
         ([IMAGENET.apply(np.zeros((1, 3, SIDE, SIDE)), 1)] * 16, "16 of the first 16 samples are constant"),
         ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),
@@ -327,3 +328,13 @@ def test_images_without_detail_are_told(detail, side, told):
         texture = np.repeat(np.repeat(rng.normal(0.0, 1.0, (side // 2, side // 2, 3)), 2, 0), 2, 1)
         found.append((few / 255 + detail * texture).transpose(2, 0, 1)[None].astype(np.float32))
     assert ("blurred" in asked(found)) == told
+
+
+def test_answers_that_are_no_numbers_are_told():
+    samples = [{"x": normal(1, 8, seed=at)} for at in range(16)]
+
+    def answer(feeds):
+        return {"pitch": np.full((1, 4), np.nan), "rest": np.array([[np.nan, *feeds["x"][0]]])}
+
+    (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    assert "NaN in all of output 'pitch' on the first 8 samples" in said

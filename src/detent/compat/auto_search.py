@@ -32,7 +32,9 @@ from detent.compat.option_rows import note
 from detent.compat.readers import CachedDataReader
 from detent.compat.translate import translate
 from detent.errors import UsageError, check_known
+from detent.graph.load import load
 from detent.graph.runtime import onnxruntime
+from detent.graph.save import check_output, save
 from detent.observe.samples import Array
 
 Space = Mapping[str, Any]
@@ -163,7 +165,10 @@ class AutoSearchConfig:
 
 
 class AutoSearch:
-    """A search over fields of QuantizationConfig. `candidates` are those within the tolerance, the best first."""
+    """A search over fields of QuantizationConfig. `candidates` are those within the tolerance, the best first.
+
+    The best model is at `model_output`, too, if one is named.
+    """
 
     def __init__(
         self,
@@ -173,16 +178,21 @@ class AutoSearch:
         eval_dataloader: Any = None,
         calibration_data_reader: Any = None,
         calibration_data_path: str | Path | None = None,
+        *,
+        model_output: str | Path | None = None,
     ) -> None:
-        if isinstance(model_input, Config):  # older versions: configuration, search, model, data
-            config, auto_search_config, model_input, calibration_data_reader = (
-                *(model_input, config, auto_search_config),
-                calibration_data_reader if eval_dataloader is None else eval_dataloader,
-            )
-            eval_dataloader = None
+        if isinstance(model_input, Config):  # older versions: configuration, search, model, its output or data
+            config, auto_search_config, model_input = model_input, config, auto_search_config
+            if isinstance(eval_dataloader, (str, Path)):
+                model_output, eval_dataloader = eval_dataloader, None
+            elif calibration_data_reader is None:
+                calibration_data_reader, eval_dataloader = eval_dataloader, None
         if calibration_data_path is not None or calibration_data_reader is None:
             raise UsageError("AutoSearch needs a calibration_data_reader: samples are read again for every candidate.")
         self.config, self.model_input = config, model_input
+        self.model_output = Path(model_output) if model_output else None
+        if self.model_output is not None:
+            check_output(self.model_output, model_input)  # before the search, not after it
         self.auto_search_config = auto_search_config or AutoSearchConfig()
         for name in ("advanced_fastft_search", "n_jobs", "search_devices"):
             if self._setting(name) != getattr(AutoSearchConfig, name):
@@ -215,12 +225,16 @@ class AutoSearch:
             self._setting("search_evaluator"),
         )
         if self._setting("two_stage_search"):
-            return [self._in_two_stages(trials)]
-        configs = list(self.all_configs)
-        if self._setting("search_algo") == "random":
-            configs = [configs[index] for index in np.random.default_rng(_SEED).permutation(len(configs))]
-        self._try(trials, configs)
-        return self.candidates
+            found = [self._in_two_stages(trials)]
+        else:
+            configs = list(self.all_configs)
+            if self._setting("search_algo") == "random":
+                configs = [configs[index] for index in np.random.default_rng(_SEED).permutation(len(configs))]
+            self._try(trials, configs)
+            found = self.candidates
+        if self.model_output is not None and self.best_candidate is not None:
+            save(load(self.best_candidate["model_path"]), self.model_output)
+        return found
 
     def _in_two_stages(self, trials: _Trials) -> dict[str, Any]:
         """Return the best fine-tuning of the best calibration."""

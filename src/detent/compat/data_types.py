@@ -22,8 +22,8 @@ import onnx
 
 from detent.compat import enums
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
-from detent.compat.option_rows import check_keys
-from detent.errors import UsageError, check_known
+from detent.compat.option_rows import check_keys, note
+from detent.errors import UsageError, check_known, nearest
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
@@ -32,6 +32,13 @@ from detent.numerics.interface import NumberFormat
 
 class Serializable:
     """A configuration that `to_dict` turns into plain values: enumerations become "Class.Member", types their name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field. Note any other attribute: it is a slip of the pen, which nothing would ever read."""
+        known = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        if name not in known:
+            note(f"{type(self).__name__} has no field '{name}': setting it changes nothing.{nearest(name, known)}")
+        super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without what is not set."""

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import make_dataclass, replace
 from functools import partial
@@ -322,11 +322,11 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str | ConversionStep, ...], 
 
 def _run(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     data = _data(request, model, data)
-    if named := (*(layer.part for layer in request.layers), *request.recipe.overrides):
-        note_what_is_missing(named, load(model).graph)
+    recipe, graph = request.recipe, load(model).graph
+    note_what_is_missing((*(layer.part for layer in request.layers), *recipe.overrides), graph)
     options: dict[str, Any] = {
         "exclude": _excluded(request, model),
-        "fix_shape": request.fix_shapes or "none",  # as other tools do
+        "fix_shape": shapes_of_inputs(request.fix_shapes or {}, model) or "none",  # as other tools do
         "providers": _available(request.providers),
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
         "postprocessing": request.postprocessing,
@@ -334,8 +334,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "hold_out": "beyond",  # other tools calibrate with every sample
         "resume": not hasattr(data, "get_next"),  # a reader may give other samples next time
     }
-    recipe = request.recipe
-    layers = overrides_of(request.layers, recipe.biases, load(model).graph, dual=request.dual) if request.layers else ()
+    layers = overrides_of(request.layers, recipe, graph, dual=request.dual)
     recipe = recipe.replace(
         operators=_known(recipe.operators),
         more_operators=_known(recipe.more_operators),
@@ -362,6 +361,14 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def shapes_of_inputs(shapes: Mapping[str, Sequence[int]], model: ModelLike) -> dict[str, Sequence[int]]:
+    """Return the shapes without those of outputs, which other tools are given, too: they follow from the inputs."""
+    left = {str(value.name) for value in load(model).graph.outputs}.intersection(shapes) if shapes else ()
+    if left:
+        note(f"The shape of {', '.join(left)} follows from those of the inputs.")
+    return {name: dims for name, dims in shapes.items() if name not in left}
 
 
 def _known(op_types: tuple[str, ...]) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from detent.graph.values import is_constant
 from detent.numerics.formats import is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.plan.select import nodes_of
-from detent.recipe import Override
+from detent.recipe import Override, Recipe
+from detent.recipe.recipe import LAYERS
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,15 @@ def is_regex(name: str) -> bool:
 
 
 def overrides_of(
-    layers: Sequence[LayerFormats], biases: NumberFormat | None, graph: ir.Graph, *, dual: bool
+    layers: Sequence[LayerFormats], recipe: Recipe, graph: ir.Graph, *, dual: bool
 ) -> tuple[Override, ...]:
-    """Return the overrides that the specifications amount to in a model whose biases are `biases`.
+    """Return what the specifications amount to beside the recipe's overrides, some of which are of single tensors.
 
     With `dual` a tensor between two formats has both, which is what overrides of nodes are.
     """
     parts: list[Override] = []
     tensors: dict[str, NumberFormat] = {}
+    alone = {name: fmt for each in recipe.overrides for name in each.tensors for fmt in each.formats.values()}
     beside: dict[str, NumberFormat] = {}  # what no unit of products follows from, by node
     for layer in layers:
         nodes = _named(layer.part.nodes, graph)
@@ -76,14 +78,15 @@ def overrides_of(
         rest = given if dual else {role: fmt for role, fmt in given.items() if role != "activations"}
         if chosen and rest:
             parts.append(replace(layer.part, nodes=nodes, leave_float=False, **rest))  # type: ignore[arg-type]
-    for node in graph:
-        fmt = next((fmt for name in _data(node) if not is_integer(fmt := tensors.get(name)) and fmt), None)
+    for node in (node for node in graph if node.op_type in LAYERS):
+        read = [tensors.get(name) for name in _data(node)] + [alone.get(str(v.name)) for v in node.inputs if v]
+        fmt = next((fmt for fmt in read if fmt is not None and not is_integer(fmt)), None)
         beside |= {} if fmt is None else {str(node.name): fmt}
     return (
         *(
             Override(nodes=(name,), biases=fmt, optional=True)
             for name, fmt in beside.items()
-            if is_product_bias(biases)
+            if is_product_bias(recipe.biases)
         ),
         *parts,
         *(Override(tensors=(name,), activations=fmt, optional=True) for name, fmt in tensors.items()),

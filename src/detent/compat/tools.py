@@ -30,7 +30,7 @@ from google.protobuf.text_format import ParseError
 import detent
 from detent.comparison.folders import compare_folders
 from detent.compat.configs import get_default_config
-from detent.compat.entry_points import ModelQuantizer, move_tensors_out
+from detent.compat.entry_points import ModelQuantizer, move_tensors_out, shapes_of_inputs
 from detent.compat.finder import original
 from detent.compat.option_rows import note
 from detent.compat.option_rules import pairs_setting, parse_shapes, shapes_setting
@@ -84,8 +84,8 @@ def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Too
 def _shaped(given: Arguments) -> None:
     """Fix the shapes of inputs, and infer those of all tensors; only the latter if none are given."""
     if given.fix_shapes:
-        steps = [f"fixed-shapes:shapes={_shapes(given.fix_shapes)}"]
-        convert(given.input, given.output, steps, must_change=False)
+        shapes = shapes_setting(shapes_of_inputs(_shapes(given.fix_shapes), given.input))
+        convert(given.input, given.output, [f"fixed-shapes:shapes={shapes}"], must_change=False)
     else:
         quant_pre_process(given.input, given.output, skip_optimization=True)
 
@@ -166,12 +166,11 @@ def _form(name: str) -> str:
     return _FORMS[name]
 
 
-def _shapes(text: str) -> str:
+def _shapes(text: str) -> dict[str, list[int]]:
     try:
-        shapes = parse_shapes(text) or {}
+        return parse_shapes(text) or {}
     except UsageError as error:
         raise UsageError(f"--fix_shapes {text}: {error}") from None
-    return shapes_setting(shapes)
 
 
 def _pairs(value: str | Sequence[Sequence[str]]) -> str:
@@ -189,7 +188,6 @@ _FORMS = {
 # How the values of flags are spelled in the settings of steps.
 _SETTINGS: dict[str, Callable[[Any], str]] = {
     "format": _form,
-    "fix_shapes": _shapes,
     "between_ops": _pairs,
     "keep_io_types": lambda value: str(value).lower(),
     "reverse_conversion": lambda text: "extended-qdq" if text.lower() in ("true", "1") else "vitis-qdq",
@@ -202,7 +200,7 @@ TOOLS: Mapping[str, Tool] = {
     "convert_bias_int32_to_int16": _converts("int16-bias"),
     "convert_custom_ops": _converts("{reverse_conversion}", reverse_conversion="False"),
     "convert_customqdq_to_qdq": _converts("qdq"),
-    "convert_dynamic_to_fixed": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
+    "convert_dynamic_to_fixed": Tool(_shaped, {"fix_shapes": None}),
     "convert_fp16_to_bf16": _converts("float32", "bfloat16:form={format}", format="with_cast"),
     "convert_fp16_to_bfp16": _quantizes("BFP16"),
     "convert_fp16_to_fp32": _converts("float32"),
@@ -297,7 +295,7 @@ def run_tool(name: str, arguments: Sequence[str] | None = None) -> None:
     usage = " ".join(map(str.upper, names))
     parser = argparse.ArgumentParser(f"quark.onnx.tools.{name}")
     parser.add_argument("positions", nargs="*", metavar=usage)
-    for side, spellings in _SPELLINGS.items():
+    for side, spellings in {**_SPELLINGS, **{name: (name,) for name in tool.positions}}.items():
         parser.add_argument(*(f"--{each}" for each in spellings), dest=side)
     for flag, default in {**tool.flags, "save_as_external_data": False, "all_tensors_to_one_file": False}.items():
         if default is False:
@@ -411,7 +409,8 @@ def preprocess(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", required=True)
     for each in list(inspect.signature(quant_pre_process).parameters.values())[2:-1]:
         kind = _truth if isinstance(each.default, bool) else int if isinstance(each.default, int) else str
-        parser.add_argument(f"--{each.name}", type=kind, default=each.default)
+        alone: Any = {"nargs": "?", "const": True} if kind is _truth else {}  # `--auto_merge`, or with True behind it
+        parser.add_argument(f"--{each.name}", type=kind, default=each.default, **alone)
     given = vars(parser.parse_args(arguments))
     quant_pre_process(given.pop("input"), given.pop("output"), **given)
 

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, shape_of
+from detent.graph.values import bodies_of, input_at, is_standard, shape_of
 
 Edges = Mapping[str, Collection[str]]
 
@@ -121,7 +121,14 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def macs_of(node: ir.Node) -> int | None:
-    """Return the multiplications of a node: 0 unless it is a layer, None if they are not known."""
+    """Return the multiplications of a node: 0 unless it is a layer or holds some, None if they are not known.
+
+    Of an If they are those of the branch that has more; nobody knows how often a Loop runs.
+    """
+    if bodies := bodies_of(node):
+        inside = [[macs_of(each) for each in body] for body in bodies]
+        known = [sum(each for each in body if each is not None) for body in inside if None not in body]
+        return max(known) if len(known) == len(inside) and (node.op_type == "If" or not any(known)) else None
     if is_standard(node, *RECURRENT):
         return _recurrent_macs(node)
     if is_standard(node, "Einsum"):

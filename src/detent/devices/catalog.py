@@ -21,7 +21,7 @@ from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, 
 from detent.devices.two_gates import SiluToTwoGates
 from detent.errors import UsageError, nearest
 from detent.plan import concats, pools
-from detent.prepare import LEAVABLE, Pass
+from detent.prepare import LEAVABLE, BothBranches, Pass
 from detent.prepare.replaced_operators import (
     GatherToSlice,
     HardSwishToHardSigmoid,
@@ -253,7 +253,11 @@ def check_steps(recipe: Recipe) -> None:
     """Raise UsageError if a recipe names an unknown step, or names one in `without` and in `also`."""
     for key, given, known in (
         ("without", recipe.without, leavable_steps()),
-        ("also", recipe.also, [*OPTIONAL, *(step.step() for step in OPTIONAL_PREPARATIONS), *_device_steps()]),
+        (
+            "also",
+            recipe.also,
+            [*OPTIONAL, *(step.step() for step in (BothBranches, *OPTIONAL_PREPARATIONS)), *_device_steps()],
+        ),
     ):
         for name in given:
             if name not in known:

@@ -111,7 +111,7 @@ def question_data(
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
-    return [*told, *idle, *found]
+    return [*told, *idle, *_without_numbers(answers), *found]
 
 
 def _telling_input(rows: Sequence[Feeds]) -> str | None:
@@ -134,6 +134,16 @@ def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
                 f"is a state: --feedback {name}={output}."
             )
     return found
+
+
+def _without_numbers(answers: Sequence[Mapping[str, Array]]) -> list[str]:
+    """Name outputs in which the float model answers nothing but NaN."""
+    return [
+        f"The float model answers NaN in all of output '{name}' on the first {len(answers)} samples, so nothing of it "
+        "is compared. Is this the data that it was made for?"
+        for name, first in answers[0].items()
+        if first.dtype.kind == "f" and first.size and all(np.isnan(answer[name]).all() for answer in answers)
+    ]
 
 
 def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
@@ -222,7 +232,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     elif 2 * different <= count and different < FEWEST_DIFFERENT and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        known = "one sample" if count == 1 else f"{different} different samples"
+        known = "one sample" if different == 1 else f"{different} different samples"
         found.append(f"Only {known}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))
@@ -249,7 +259,9 @@ def _is_constant(array: Array) -> bool:
 
 
 def _different(arrays: Sequence[Array]) -> int:
-    """Count samples that are not nearly the same as an earlier one."""
+    """Count samples that are not nearly the same as an earlier one; texts that are not the same."""
+    if arrays and arrays[0].dtype.kind == "U":
+        return len({tuple(array.flat) for array in arrays})
     kept: list[Array] = []
     for array in arrays:
         flat = array.reshape(-1)

@@ -133,7 +133,9 @@ def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir
     answer = _answer(_image_sides(shape), [_sizes(output) for output in outputs])
     if answer == "yolox":
         answer = next(filter(lambda rows: rows != "yolox", map(_of_rows, outputs)), answer)
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, answer)
+    # NumPy's str, of any length, needs no pickles in files, as Python objects would.
+    dtype = value.dtype.numpy()
+    return InputSpec(str(value.name), np.dtype(str) if dtype.kind == "O" else dtype, shape, declared, answer)
 
 
 @dataclass(frozen=True)

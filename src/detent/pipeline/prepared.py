@@ -174,7 +174,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
-        passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
+        passes = default_passes(shapes, for_target, job.recipe.without, job.recipe.also, fix_batch=early)
         notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
         if given is not model:  # a fixed batch has settled sizes that the file leaves open
             purpose = purpose_of(given, job.options["task"], _output_shapes(model))

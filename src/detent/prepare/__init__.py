@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from detent.prepare.affine import BatchNormToConv, FoldAffine, FoldBatchNorm, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
+from detent.prepare.bodies import BothBranches
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
 from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttributes
@@ -33,6 +34,7 @@ from detent.prepare.transposes import CancelTransposes
 
 __all__ = [
     "LEAVABLE",
+    "BothBranches",
     "FixBatch",
     "FixInputs",
     "FixShapes",
@@ -79,12 +81,14 @@ def default_passes(
     fix_shapes: Mapping[str, Sequence[int | None]] | None = None,
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
+    also: Collection[str] = (),
     *,
     fix_batch: bool = False,
 ) -> list[Pass]:
     """Return all passes, in order. `for_target` are the rewrites that a device asks for; by default all.
 
-    `without` are names of steps (`Pass.step`) that are left out. `fix_batch`: an open batch becomes 1.
+    `without` are names of steps (`Pass.step`) that are left out, `also` those of steps on request. `fix_batch`: an open
+    batch becomes 1.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
     because the shape of a static value is one. Operators that were written as subgraphs are found before anything folds
@@ -100,6 +104,7 @@ def default_passes(
         EinsumToMatMul(),
         SumToAdd(),
         FoldConstants(),
+        *((BothBranches(), FoldConstants()) if BothBranches.step() in also else ()),
         RemoveIdentity(),
         InferShapes(),
         CancelTransposes(),

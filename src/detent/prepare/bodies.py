@@ -7,6 +7,10 @@ number of times, without a condition to end it, is its body, as often:
 
 What each step gives out beside that is stacked along a new first axis. In the main graph, all of these nodes can be
 folded, fused, observed and quantized as any others; in a body they stay as they are.
+
+On request, an If that chooses by what it is given computes both of its branches, and one result is taken:
+
+    If(c, then, else)        Where(c, then, else)
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import onnx_ir as ir
 from detent.graph import values
 from detent.graph.values import Names
 from detent.prepare.base import Pass, label_of
+from detent.prepare.shapes import infer
 
 MOST_NODES = 512
 """Nodes that a Loop may become: a decoder of a few steps does, one of a hundred would hide the network around it."""
@@ -42,6 +47,61 @@ def take_branch(step: Pass, model: ir.Model, node: ir.Node) -> bool:
     _replace(step, model, node, nodes, results, names)
     step.changed(node, f"If with a constant condition: its {chosen} took its place")
     return True
+
+
+class BothBranches(Pass):
+    """Compute both branches of every If in the main graph, and take the result of one.
+
+    Cases:
+    - each result of the If is a Where of the results of both branches;
+    - an If that becomes part of the main graph in this way is treated, too;
+    - an If stays if a result is no tensor, or if the branches may give it different shapes: a Where would stretch one.
+
+    The branch that is not chosen must be able to compute what it is given, which nothing here can know; quantizing
+    compares both models on the data. It takes time on the device, and its ranges are those of all samples.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        while found := [node for node in model.graph if values.is_standard(node, "If")]:
+            self.declined = []  # only the reasons of the last round hold
+            infer(model)
+            joined = [self._join(model, node) for node in found]
+            if not any(joined):
+                return
+
+    def _join(self, model: ir.Model, node: ir.Node) -> bool:
+        condition, branches = node.inputs[0], [node.attributes.get(name) for name in ("then_branch", "else_branch")]
+        if condition is None or None in branches:
+            return False  # the checker says so
+        bodies = [each.as_graph() for each in branches if each is not None]
+        for pair in zip(*(body.outputs for body in bodies), strict=True):
+            if (why := _unlike(condition, *pair)) is not None:
+                self.decline(node, f"its branches cannot both be computed: '{pair[0].name}' {why}")
+                return False
+        names = Names(model, apart_from=bodies)
+        (first, ours), (second, others) = (_write_out(model, node, body, names) for body in bodies)
+        chosen = []
+        for pair in zip(ours, others, strict=True):
+            where = ir.node("Where", [condition, *pair], name=names.fresh(f"{label_of(node)}/choice"))
+            where.outputs[0].name = names.fresh(f"{where.name}/result")
+            where.outputs[0].type, where.outputs[0].shape = pair[0].type, pair[0].shape
+            chosen.append(where)
+        model.graph.insert_before(node, chosen)
+        _replace(self, model, node, [*first, *second, *chosen], [each.outputs[0] for each in chosen], names)
+        self.changed(node, "both branches of this If are computed, and one result is taken")
+        return True
+
+
+def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
+    """Return why a Where cannot choose between two results, if it cannot."""
+    if not all(isinstance(value.type, ir.TensorType) for value in (one, other)):
+        return "is no tensor"
+    known = one.shape is not None and all(getattr(dim, "value", dim) is not None for dim in one.shape)
+    if not known or one.shape != other.shape:
+        return f"has shape {one.shape} in one and {other.shape} in the other"
+    if one.shape is not None and not len(one.shape) and (condition.shape is None or len(condition.shape)):
+        return "is one number, and the condition a list"
+    return None
 
 
 def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
