@@ -228,6 +228,10 @@ def test_no_objects():
     assert not len(Head("columns", ("y",), 3, IMAGE).detect({"y": np.zeros((1, 7, 0), np.float32)})[0])
 
 
+def test_scores_beside_the_best_class_are_no_boxes():
+    assert recognise_head({"scores": (1, 5), "best": (1,)}, IMAGE) is None
+
+
 @pytest.mark.parametrize("shape", [(1, 1000), (1, 3, 64, 64), (8, 128, 384, 2)])
 def test_other_outputs_are_no_detections(shape):
     assert recognise_head({"y": shape}, IMAGE) is None

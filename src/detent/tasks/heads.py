@@ -222,7 +222,9 @@ def _lists_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | Non
     """Return the head of boxes that were chosen, beside a score and a class of each."""
     for name, shape in shapes.items():
         beside = [other for other, sizes in shapes.items() if sizes == shape[:-1] and len(sizes) in (1, 2)]
-        if shape[-1:] in ((4,), (5,)) and len(beside) >= 6 - (shape[-1] or 0):
+        # Five scores of classes beside the best one look the same without an axis of the batch.
+        scored = shape[-1:] == (5,) and len(shape) == 3
+        if (shape[-1:] == (4,) and len(beside) >= 2) or (scored and beside):
             return Head("lists", (name, *beside[:2]), 0, image)
     return None
 
