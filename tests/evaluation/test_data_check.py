@@ -318,6 +318,16 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
 
 
+def test_large_regions_with_edges_are_no_blur():
+    """Such as bones and hearts: pixels far apart correlate as much as in a blurred image."""
+    rows, columns = np.mgrid[0:96, 0:96] / 96
+    images = [
+        np.array([(np.hypot(rows - 0.5, columns - 0.5) < radius).astype(np.float32)] * 3)[None]
+        for radius in np.linspace(0.3, 0.45, 16)
+    ]
+    assert "blurred" not in asked(images)
+
+
 @pytest.mark.parametrize(("detail", "side", "told"), [(0.0, 96, True), (0.3, 96, False), (0.0, 32, False)])
 def test_images_without_detail_are_told(detail, side, told):
     """A few pixels, enlarged: a network answers them alike however it is quantized. Small inputs may be smooth."""
