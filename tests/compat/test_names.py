@@ -116,3 +116,11 @@ def test_modules_serve_the_names_of_each_other_and_answer_for_versions():
             from quark.onnx.quantization.api import Configg  # noqa: F401
     with pytest.raises(metadata.PackageNotFoundError):
         metadata.version("vai-q-onnx")
+
+
+def test_a_star_brings_all_constants():
+    found: dict[str, object] = {}
+    with other_tools():
+        exec("from quark.onnx.quantization.config.custom_config import *", found)
+    assert {f"{name}_CONFIG" for name in PRESET_FIELDS} <= found.keys()
+    assert {"A8W8_ADAROUND_QCONFIG", "XINT8_WEIGHTSONLY_ADAROUND_CONFIG", "get_default_config"} <= found.keys()

@@ -331,6 +331,10 @@ QCONFIG_NAMES = (
 )
 
 
+_WEIGHTS_ONLY = "XINT8_WEIGHTSONLY_ADAROUND_CONFIG"  # a constant that is not among the presets
+CONSTANT_NAMES = (*QCONFIG_NAMES, *(f"{name}_CONFIG" for name in PRESET_FIELDS), _WEIGHTS_ONLY)
+
+
 def qconfig_constant(name: str) -> QConfig | None:
     """Make the newer constant of that name, such as A8W8_ADAROUND_QCONFIG, if there is one."""
     if name not in QCONFIG_NAMES:
@@ -347,7 +351,7 @@ def any_constant(name: str) -> QConfig | QuantizationConfig | None:
     """Make the constant of that name, such as XINT8_QCONFIG or XINT8_CONFIG, if there is one."""
     if name.endswith("_CONFIG") and name.removesuffix("_CONFIG") in PRESET_FIELDS:
         return get_default_config(name)
-    if name == "XINT8_WEIGHTSONLY_ADAROUND_CONFIG":  # a constant that is not among the presets
+    if name == _WEIGHTS_ONLY:
         config = get_default_config("XINT8_ADAROUND")
         config.extra_options["WeightsOnly"] = True
         return config

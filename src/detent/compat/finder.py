@@ -43,6 +43,7 @@ _COMPAT_ROOTS = {
 TOOL_ROOTS = {root: root for root in _COMPAT_ROOTS.values()}
 _TOOLS = ("quark.onnx.tools", "vai_q_onnx.tools")
 _QUANTIZER = "onnxruntime.quantization"
+_CONSTANTS = "quark.onnx.quantization.config.custom_config"
 _PART = "It is a part of the other tool that Detent has no counterpart of. ModelQuantizer and quantize_static quantize."
 
 
@@ -80,6 +81,8 @@ class _Table(Loader):
         """Fill the module."""
         tool = self.tool
         listed = [*homes(tool), *UNSUPPORTED.get(tool, ())]
+        if tool == _CONSTANTS:  # for `import *`, which asks nobody for names that are not listed
+            listed += importlib.import_module(f"{PACKAGE}.configs").CONSTANT_NAMES
         module.__doc__ = f"What scripts import from {tool}."
         vars(module).update(
             __all__=sorted(listed),
