@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
 import detent
@@ -118,3 +121,12 @@ def test_constants_of_inputs():
     for wrong in ("sr", "=1", "sr=fast"):
         with pytest.raises(UsageError, match=wrong):
             constants_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"), [("limit", "8", np.int64(8)), ("limit", 3.5, None), ("widen", [], 30)]
+)
+def test_a_number_is_no_text(name, wrong, right):
+    with pytest.raises(TypeError, match=f"Option '{name}' is a number, not {re.escape(repr(wrong))}"):
+        settled(QuantizeOptions, {name: wrong})
+    assert settled(QuantizeOptions, {name: right})[name] == right

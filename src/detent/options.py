@@ -17,9 +17,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from typing_extensions import TypedDict
 
@@ -634,7 +636,11 @@ def settled(kind: type[Options], given: Mapping[str, Any]) -> Options:
         if name not in known:
             verb = kind.__name__.removesuffix("Options").lower()
             raise TypeError(f"{verb}() has no option '{name}'.{nearest(name, known)}")
-        flag = known[name][1]
+        wanted, flag = known[name]
+        kinds = get_args(wanted) or (wanted,)
+        numbers = all(kind in (int, float, NoneType) for kind in kinds) and not (value is None and NoneType in kinds)
+        if numbers and not isinstance(value, Real if float in kinds else Integral):  # NumPy's, too
+            raise TypeError(f"Option '{name}' is a number, not {value!r}.")
         found[flag.of if isinstance(flag, OldName) else name] = value
     return found  # type: ignore[return-value]  # it has the names that the class declares
 

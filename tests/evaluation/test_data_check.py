@@ -348,3 +348,15 @@ def test_answers_that_are_no_numbers_are_told():
 
     (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
     assert "NaN in all of output 'pitch' on the first 8 samples" in said
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_one_vector_for_all_is_told_even_if_it_is_zero(size):
+    samples = [{"x": normal(1, 8, seed=at)} for at in range(16)]
+
+    def answer(feeds):
+        return {"vector": np.full((1, 8), size) + 1e-9 * size * feeds["x"]}
+
+    (said,) = question_data(samples, Purpose(Task.EMBED, BY_SHAPE), answer)
+    assert "Most samples get the same vector" in said
+    assert not question_data(samples, Purpose(Task.EMBED, BY_SHAPE), lambda feeds: {"vector": feeds["x"]})

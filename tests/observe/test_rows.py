@@ -149,6 +149,16 @@ def test_pickles_are_never_loaded(tmp_path):
     assert not sprung.exists()
 
 
+def test_an_archive_whose_packed_bytes_are_damaged_names_itself(tmp_path):
+    np.savez_compressed(tmp_path / "bad.npz", x=np.zeros((50, 2), np.float32))
+    held = bytearray((tmp_path / "bad.npz").read_bytes())
+    start = 30 + int.from_bytes(held[26:28], "little") + int.from_bytes(held[28:30], "little")  # of what is packed
+    held[start : start + 8] = b"\xff" * 8
+    (tmp_path / "bad.npz").write_bytes(held)
+    with pytest.raises(DataError, match=r"bad\.npz: this \.npz file cannot be read \(Error -3"):
+        npz_rows(find_files(tmp_path / "bad.npz"), X)
+
+
 @pytest.mark.parametrize("ending", ["npy", "npz"])
 def test_damaged_files_name_themselves(tmp_path, ending):
     good = tmp_path / f"good.{ending}"

@@ -283,3 +283,14 @@ def test_text_is_data_as_numbers_are(tmp_path):
         detent.quantize(model, output, np.zeros(40, np.float32))
     with pytest.raises(DataError, match="found Python objects.* Give a plain array of str"):
         detent.quantize(model, output, np.load(data).astype(object))
+
+
+@pytest.mark.parametrize("options", [{"recipe": "XINT8"}, {"recipe": "A8W8", "widen": 20}])
+def test_answers_of_0_on_all_samples_are_no_reason_to_refuse(options):
+    """They tell no choice from another, and the data is doubted."""
+    nodes = [conv(), helper.make_node("Relu", ["c"], ["r"]), helper.make_node("GlobalAveragePool", ["r"], ["p"])]
+    nodes += [helper.make_node("Conv", ["p", "v", "b"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    arrays = {**WEIGHT, "v": np.ones((4, 4, 1, 1), np.float32), "b": np.full(4, -1e3, np.float32)}
+    report = detent.quantize(model_of(nodes, arrays), None, [*IMAGES, *IMAGES[::-1]], **options)
+    assert report.fidelity.outputs["y"].sqnr_db == np.inf
+    assert any("had the same value in all samples" in warning for warning in report.warnings)

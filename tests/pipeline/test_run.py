@@ -287,6 +287,22 @@ def test_the_open_size_of_images_is_fixed_if_it_is_known(tmp_path, imgsz, option
     assert ("fixed to [1, 3, 8, 8]" in str(report)) == bool(sides[0])
 
 
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_first_axis_of_time_is_that_of_the_samples(tmp_path, steps):
+    """Beside a state, whose first axis is another, samples are no rows of it: an NPU is programmed for their shape."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "h"], ["y"])]
+    inputs = [info("x", ("seq_len", 8)), info("h", (1, 8))]
+    rng = np.random.default_rng(0)
+    model = build(nodes, [info("y", ("steps", 8))], {"w": rng.standard_normal((8, 8)).astype(np.float32)}, inputs)
+    for index in range(20):
+        x, h = (rng.standard_normal((rows, 8)).astype(np.float32) for rows in (steps, 1))
+        np.savez(tmp_path / f"{index}.npz", x=x, h=h)
+    report = detent.quantize(model, calibration=tmp_path)
+    assert report.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == steps
+    report = detent.quantize(model, calibration=tmp_path, fix_shape="none")
+    assert report.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "seq_len"
+
+
 def test_items_of_a_stream_may_be_batches_for_an_npu_too(samples):
     report = detent.quantize(tiny_model(), calibration=[samples[:4], samples[4:6]])
     assert report.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1

@@ -334,6 +334,7 @@ def _of_answers(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> lis
                 ]
         if purpose.task is Task.EMBED:
             vectors = np.array([vectors_of(purpose.answers(each)) for each in answers])
+            vectors = np.column_stack([vectors, ~vectors.any(1)])  # zeros, too, are the same vector
             unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
             if float(np.median((unit @ unit.T)[np.triu_indices(count, 1)])) > SAME_VECTOR:
                 return ["Most samples get the same vector from the float model: is this the data it was trained for?"]

@@ -146,9 +146,8 @@ def check_dtype(found: np.dtype[Any], spec: InputSpec, where: str) -> None:
             f"{where} expects {spec.type_text}, found Python objects, such as rows of different lengths. "
             f"Give a plain array of {'str' if spec.dtype.kind == 'U' else 'numbers'}."
         )
-    if found.kind == spec.dtype.kind == "U":  # of any length
-        return
-    if found.newbyteorder("=") == spec.dtype or (found in (np.float16, np.float64) and spec.dtype == np.float32):
+    same = found.newbyteorder("=") == spec.dtype or found.kind == spec.dtype.kind == "U"  # text of any length
+    if same or (found in (np.float16, np.float64) and spec.dtype == np.float32):
         return
     # Versions of NumPy below 2 have no np.bool.
     kind = {"b": "bool", "U": "str"}.get(spec.dtype.kind) or f"np.{spec.dtype.name}"

@@ -39,7 +39,7 @@ from detent.plan.pools import STEP, pool_choices
 from detent.prepare import Pass, prepare
 from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.results.quantized import Notes, Widening, WideTensor
-from detent.sensitivity_analysis import errors_of
+from detent.sensitivity_analysis import SilentModelError, errors_of
 
 RUN = 6  # neighbours that are measured together first
 
@@ -127,17 +127,20 @@ class _Measured:
             for at, union in enumerate(unions)
         ]
         job = self._prepared.job
-        found = errors_of(
-            self._model,
-            self._plan,
-            variants,
-            samples,
-            parts=self._prepared.parts or None,  # boxes of a detector, of 0..640, would hide its scores
-            threads=job.collecting.threads,
-            memory=MEMORY,
-            progress=job.progress,
-            probe=self._probe,
-        )
+        try:
+            found = errors_of(
+                self._model,
+                self._plan,
+                variants,
+                samples,
+                parts=self._prepared.parts or None,  # boxes of a detector, of 0..640, would hide its scores
+                threads=job.collecting.threads,
+                memory=MEMORY,
+                progress=job.progress,
+                probe=self._probe,
+            )
+        except SilentModelError:  # what answers with 0 loses nothing that bits could save
+            found = {variant.name: 0.0 for variant in variants}
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
 
 
@@ -248,16 +251,19 @@ def _with_pools(model: ir.Model, plan: Plan, observed: Observed) -> Plan:
         for position in choice.positions:
             rounding = choice.rounding(plan, position)
             variants[number, position] = Variant(f"{number} at {position}", rounding=rounding)
-    errors = errors_of(
-        model,
-        plan,
-        list(variants.values()),
-        samples,
-        parts=prepared.parts or None,
-        threads=prepared.job.collecting.threads,
-        memory=MEMORY,
-        progress=prepared.job.progress,
-    )
+    try:
+        errors = errors_of(
+            model,
+            plan,
+            list(variants.values()),
+            samples,
+            parts=prepared.parts or None,
+            threads=prepared.job.collecting.threads,
+            memory=MEMORY,
+            progress=prepared.job.progress,
+        )
+    except SilentModelError:  # answers of 0 tell no position from another
+        return plan
     for number, choice in enumerate(choices):
         best = min(choice.positions, key=lambda position: errors[variants[number, position].name])
         plan = choice.at(plan, best)

@@ -35,7 +35,7 @@ from detent.graph.save import check_output, tensor_bytes
 from detent.graph.session import LARGE_MODEL, Runner, check_operators, return_memory
 from detent.graph.values import constant, is_constant, is_standard, is_unused, static_shape
 from detent.observe.rows import cannot_be_random
-from detent.observe.samples import PendingSample, Sample, Source
+from detent.observe.samples import PendingSample, Sample, Source, shares_batch
 from detent.observe.sources import Shape, input_specs, open_source
 from detent.observe.store import fingerprint_of
 from detent.observe.streams import FeedbackSource, initial_states, states_of
@@ -48,7 +48,7 @@ from detent.plan.plan import check_methods, needs_statistics
 from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.plan.select import Became, Selection, check_operator_types
 from detent.prepare import FixInputs, FoldConstants, Pass, default_passes, prepare, successors
-from detent.prepare.shapes import constant_inputs
+from detent.prepare.shapes import constant_inputs, is_open_batch
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
@@ -250,7 +250,10 @@ def _shapes_of_samples(job: Job, model: ir.Model, target: Device) -> tuple[Shape
     """
     how, specs = fixing_of(job.options["fix_shape"])[1], input_specs(model)
     open_axes = [(spec.name, axis) for spec in specs for axis, size in enumerate(spec.shape) if size is None]
-    if how == "none" or not (how or target.accelerated) or not any(axis for _, axis in open_axes):
+    sizes = [value.shape[0] for value in model.graph.inputs if value.shape]
+    # Where inputs do not share a batch, no sample is a row of it: a first axis is what its name says.
+    first = not shares_batch(specs) and not all(isinstance(size, int) or is_open_batch(size) for size in sizes)
+    if how == "none" or not (how or target.accelerated) or not any(axis or first for _, axis in open_axes):
         return None, ()
     source = None if job.calibration is None else _source_of(job, model)
     if source is None or not source.repeatable:

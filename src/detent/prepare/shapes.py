@@ -245,7 +245,7 @@ class FixBatch(Pass):
     """Set an open batch to 1.
 
     Cases:
-    - the first dimension of an input, where it is open and its name (if it has one) speaks of nothing else;
+    - the first dimension of an input, where it is an open batch;
     - every other dimension of an input that has the name of such a batch, as the states of recurrent layers do;
     - all other open dimensions stay open.
     """
@@ -256,11 +256,11 @@ class FixBatch(Pass):
             for value in model.graph.inputs
             if value.shape is not None and not value.is_initializer()
         }
-        batches = [shape[0] for shape in shapes.values() if shape and _is_open_batch(shape[0])]
+        batches = [shape[0] for shape in shapes.values() if shape and is_open_batch(shape[0])]
         names = {batch.value for batch in batches if isinstance(batch, ir.SymbolicDim)} - {None}
         for value, shape in shapes.items():
             fixed = [
-                1 if (axis == 0 and _is_open_batch(size)) or _name_of(size) in names else size
+                1 if (axis == 0 and is_open_batch(size)) or _name_of(size) in names else size
                 for axis, size in enumerate(shape)
             ]
             if fixed != shape:
@@ -270,7 +270,8 @@ class FixBatch(Pass):
             _infer_again(self, model)
 
 
-def _is_open_batch(size: int | ir.SymbolicDim) -> bool:
+def is_open_batch(size: int | ir.SymbolicDim) -> bool:
+    """Return whether the first dimension of an input is open, and its name (if it has one) speaks of nothing else."""
     name = _name_of(size) or ""
     return not isinstance(size, int) and not any(part in name.lower() for part in _NO_BATCH)
 

@@ -216,10 +216,14 @@ def errors_of(
     return {variant.name: error(variant.name) for variant in variants}
 
 
+class SilentModelError(DataError):
+    """The float model answers with 0, or with no rows, on all samples."""
+
+
 def _check_answers(sums: VariantErrors) -> None:
-    """Raise DataError if the float model answers with nothing that an error could be compared with."""
+    """Raise SilentModelError if the float model answers with nothing that an error could be compared with."""
     if not sums.signal.any():
-        raise DataError(
+        raise SilentModelError(
             f"The model answers with 0, or with no rows, on all {sums.samples} samples, so layers cannot be told "
             "apart. Give samples in which it finds something."
         )
