@@ -76,6 +76,14 @@ def test_the_rounding_of_the_device_differs_on_ties(data):
     assert done.folder is None
 
 
+def test_the_same_nan_and_infinity_are_no_difference():
+    model = Qdq()
+    quantized = model.build(model.op("Log", [model.pair(model.op("Relu", [model.input("x", 4, position=5)]), 5)]))
+    data = np.float32([[-1, 0, 0.5, 1]])
+    (output,) = detent.emulate(quantized, data).outputs
+    assert (output.differing, output.farthest) == (0, 0.0)
+
+
 def test_random_data_is_said_to_be_random(model):
     done = detent.emulate(model, limit=3)
     assert (done.random, done.samples) == (True, 3)

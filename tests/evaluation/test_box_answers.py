@@ -50,6 +50,14 @@ def test_what_boxes_that_moved_cost(width, share):
     assert moved.loss == pytest.approx(share / 2, abs=1e-6)
 
 
+def test_that_none_of_a_few_detections_is_lost_may_be_chance():
+    """Of 10 kept, up to 28 % may be lost of others (Wilson), and each costs 0.3 of a mean one."""
+    image = detections([(10 + 12 * at, 60, 8, 8, 0.9, 0) for at in range(10)])
+    found = agreed(Task.DETECT, image, image, classes=2, image=(128, 128))
+    assert found.figures["kept"] == 1.0
+    assert (found.loss, *found.interval) == pytest.approx((0.0, 0.0, 0.3 * 0.2775), abs=1e-4)
+
+
 def test_without_confident_detections_the_best_are_compared():
     first = detections([(20, 20, 10, 10, 0.1, 0), (50, 50, 20, 20, 0, 0.05)])
     found = agreed(Task.DETECT, first, first, classes=2, image=(128, 128))

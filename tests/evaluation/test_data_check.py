@@ -92,6 +92,29 @@ def test_ratings_are_no_classes(rows, by_shape, task):
     assert found == purpose if task is Task.CLASSIFY else "ratings" in found.why
 
 
+def of_points(count, axes):
+    """Return the coordinates of points on a circle in eight images, one point after the other."""
+    angle = np.linspace(0, 2 * np.pi, count)
+    points = np.stack([np.cos(angle), 3 + np.sin(angle), 0 * angle][:axes], axis=1).reshape(-1)
+    return [100 * points + normal(points.size, seed=at) for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "task"),
+    [
+        (of_points(20, 2), Task.REGRESS),
+        (of_points(20, 3), Task.REGRESS),
+        (of_points(5, 2), Task.CLASSIFY),  # too few to tell
+        (normal(8, 60) + normal(60, seed=1), Task.CLASSIFY),
+        (np.sin(np.linspace(0, 3, 60)) + normal(8, 60) / 9, Task.CLASSIFY),  # classes in order, such as ages
+    ],
+)
+def test_coordinates_of_points_are_no_classes(rows, task):
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 60] is a row of scores" + BY_SHAPE)
+    found = settled(purpose, lambda at: {"y": np.asarray(rows[at])[None]}, len(rows))
+    assert found.task is task and ("coordinates" in found.why) == (task is Task.REGRESS)
+
+
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):
     """Three ratings between 2 and 4 of each sample: good data raises no doubt, and they are compared as numbers."""
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]
@@ -131,6 +154,7 @@ def test_good_data_has_no_findings():
         (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
         (photographs(4), "Only 4 different samples"),
         (photographs(1), "Only one sample: ranges"),
+        ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "Only one sample: ranges"),
         ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of the first 16 samples are constant"),
         ([IMAGENET.apply(np.zeros((1, 3, SIDE, SIDE)), 1)] * 16, "16 of the first 16 samples are constant"),
         ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),
@@ -292,3 +316,13 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     # A mask of zeros has the shape of no output.
     masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
+
+
+def test_answers_that_are_no_numbers_are_told():
+    samples = [{"x": normal(1, 8, seed=at)} for at in range(16)]
+
+    def answer(feeds):
+        return {"pitch": np.full((1, 4), np.nan), "rest": np.array([[np.nan, *feeds["x"][0]]])}
+
+    (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
+    assert "NaN in all of output 'pitch' on the first 8 samples" in said

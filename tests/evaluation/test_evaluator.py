@@ -19,7 +19,7 @@ from detent.evaluation.metric_file import Metric
 from detent.graph import taps
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare_scores
 from detent.results.tensors import LOSS_UNITS
-from tests.models import build, info, node, normal
+from tests.models import as_ir, build, info, node, normal
 
 CLASSES = 8
 
@@ -395,6 +395,15 @@ def test_an_encoder_is_judged_by_its_vectors():
     assert (found.agreeing, list(found.outputs)) == (None, ["y"])
     assert (found.agreement.task, found.agreement.figures["cosine"]) == ("embed", pytest.approx(-1.0))
     assert found.losses_against(None)[0].unit == LOSS_UNITS["embed"]
+
+
+@pytest.mark.parametrize("operator", ["Sqrt", "Log"])
+def test_what_no_model_computes_is_no_loss(operator):
+    """The float model answers NaN there, and so does the quantized one."""
+    model = build([node(operator, "x", "y"), node("Relu", "x", "z")], "y z", {}, [info("x", (1, 4))])
+    found = Evaluator(model, np.float32([[-1, 0, 1, 4]] * 4)).evaluate(as_ir(model))
+    assert found.outputs["y"].sqnr_db == found.outputs["z"].sqnr_db == np.inf
+    assert not found.noise.any()
 
 
 def test_rows_that_the_data_selects_are_compared_in_pairs():

@@ -151,6 +151,20 @@ def test_a_detector_that_finds_nothing_gets_more_samples():
     assert CENTRED.flags in found
 
 
+@pytest.mark.parametrize(("classes", "doubts"), [(1, 0), (2, 1)])
+def test_larger_inputs_alone_do_not_raise_a_doubt_about_one_class(classes, doubts):
+    """A detector of faces finds hardly any in photographs; ImageNet's deviation makes its inputs twice as large."""
+    detector = Purpose(Task.DETECT, "", classes=classes, image=(SIDE, SIDE))
+
+    def answer(feeds):
+        made = np.zeros((1, 4 + classes, 84), np.float32)
+        made[0, 0], made[0, 1:4] = np.arange(84) * 10.0, 4.0
+        made[0, 4, :20] = 0.6 if feeds["x"].min() < -1.5 else 0.3
+        return {"y": made}
+
+    assert len(asked(SIGNED, answer, detector)) == doubts
+
+
 def test_other_ways_are_tried_on_few_samples():
     asked_for = []
     rows = [{"x": IMAGENET.apply(image, 1)} for image in photographs(32)]

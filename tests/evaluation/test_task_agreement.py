@@ -28,7 +28,7 @@ def test_images_and_numbers():
 
 
 def test_outputs_of_another_kind_have_no_answers():
-    odd = {"y": np.zeros((1, 7), np.float32)}
+    odd = {"y": np.zeros((1, 5), np.float32)}
     for task in (Task.DETECT, Task.SEGMENT, Task.IMAGE):
         assert compare_answers(Purpose(task, ""), odd, odd, 1) == []
     assert summarize_answers(Purpose(Task.DETECT, ""), []) is None
@@ -40,3 +40,5 @@ def test_statistics():
     assert 0.35 < low < 0.5 < high < 0.65
     assert spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 9.0])) == pytest.approx(1.0)
     assert spearman(np.array([1.0, 2.0, 3.0]), np.ones(3)) == 0.0
+    numbers = np.random.default_rng(0).standard_normal(66)
+    assert spearman(numbers, numbers**3) == 1.0  # to the last bit

@@ -97,7 +97,7 @@ def pycocotools_map(photos, model):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    from detent.tasks.detection import Head
+    from detent.tasks.heads import Head
 
     content = json.loads((photos / "annotations.json").read_text())
     array = numpy_helper.to_array(next(each for each in onnx.load(model).graph.initializer if each.name == "array"))

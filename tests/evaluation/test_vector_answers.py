@@ -85,3 +85,13 @@ def test_vectors_of_other_lengths_have_no_ranking() -> None:
     rows = [{"y": np.arange(1.0, length)[None]} for length in (3, 4, 5, 6)]
     found = summarize_answers(purpose, [each for row in rows for each in compare_answers(purpose, row, row, 1)])
     assert found is not None and found.figures["cosine"] == pytest.approx(1.0) and "ranking" not in found.figures
+
+
+def test_the_same_vectors_agree_without_any_length():
+    zeros, others = {"y": np.zeros((4, 8))}, {"y": np.eye(4, 8)}
+    assert agreed(Task.EMBED, zeros, zeros).figures == {"cosine": 1.0, "worst_cosine": 1.0, "ranking": 1.0}
+    assert (
+        agreed(Task.EMBED, zeros, others).figures["cosine"]
+        == agreed(Task.EMBED, others, zeros).figures["cosine"]
+        == 0.0
+    )

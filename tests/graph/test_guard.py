@@ -248,12 +248,27 @@ def test_a_trial_has_the_limits_that_it_is_given(path):
 
 def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_path):
     model = tiny_model()
-    assert not trial.overstates(model)
+    assert not trial.is_refused(model, tmp_path)
     constant = onnx.helper.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.ones(3, np.uint8)))
     model.graph.node.insert(0, constant)
-    assert not trial.overstates(model)
+    assert not trial.is_refused(model, tmp_path)
     model.graph.node[0].attribute[0].t.dims[0] = 2**31
-    assert trial.overstates(model)
+    assert trial.is_refused(model, tmp_path)
+
+
+@pytest.mark.parametrize("location", ["w", "a/w", "a/../w", "pipe", "../w", "a", "", "/dev/null", "missing"])
+def test_native_code_opens_no_external_data_but_files_below_the_model(tmp_path, location):
+    folder = tmp_path / "model"
+    (folder / "a").mkdir(parents=True)
+    for file in (tmp_path / "w", folder / "w", folder / "a" / "w"):
+        file.write_bytes(bytes(4096))
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(folder / "pipe")
+    model = tiny_model()
+    tensor = model.graph.initializer[0]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    assert trial.is_refused(model, folder) == (location not in ("w", "a/w", "a/../w"))
 
 
 def test_what_was_made_here_is_tried_too(untrusted, path, acting):

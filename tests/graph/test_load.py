@@ -223,11 +223,34 @@ def test_a_hardmax_that_changed_its_meaning_is_refused():
         load(model)
 
 
-def test_external_data_of_a_constant_node_is_checked_too(tmp_path):
+def add_node(model, tensor):
+    model.graph.node.append(helper.make_node("Constant", [], ["k"], name="k", value=tensor))
+
+
+def add_node_of_several(model, tensor):
+    node = helper.make_node("Keep", [], ["k"], name="k", domain="com.example")
+    node.attribute.append(helper.make_attribute("values", [tensor]))
+    model.graph.node.append(node)
+
+
+def add_body(model, tensor):
+    body = helper.make_graph([], "body", [], [helper.make_tensor_value_info("t", TensorProto.FLOAT, [4])], [tensor])
+    model.graph.node.append(helper.make_node("If", ["c"], ["k"], then_branch=body, else_branch=body))
+
+
+def add_function(model, tensor):
+    nodes = [helper.make_node("Constant", [], ["k"], value=tensor)]
+    model.functions.append(
+        helper.make_function("com.example", "F", [], ["k"], nodes, [helper.make_opsetid("", 17)], [])
+    )
+
+
+@pytest.mark.parametrize("add", [add_node, add_node_of_several, add_body, add_function])
+def test_external_data_is_checked_wherever_a_model_holds_tensors(tmp_path, add):
     model = tiny_model()
     tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="../secret")
-    model.graph.node.append(helper.make_node("Constant", [], ["k"], name="k", value=tensor))
+    add(model, tensor)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="outside the model's folder"):

@@ -278,7 +278,7 @@ def test_array_rows():
         (np.zeros((2, 3), int), "the array: input 'x' expects float32, found int64"),
         (np.zeros((2, 3, 3), np.float32), "the array: input 'x' expects shape"),
         ({"y": np.zeros((2, 3), np.float32)}, "the dict: the model has no input 'y'"),
-        ({}, "the dict: there is no data for input 'x'"),
+        ({}, r"the dict: there is no data for input 'x'\. Expected 'x', found none\.$"),
         ({"x": [[1, 2, 3], [4]]}, "the dict: input 'x': expected an array, found ragged data"),
         (np.array([[1], [2, 3]], object), "found Python objects"),
     ],

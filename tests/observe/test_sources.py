@@ -77,6 +77,7 @@ def test_who_answers_with_an_image_takes_one_of_0_to_1(source, result, mean):
         ([1, 7, 84], "letterbox", "RGB", 255.0),  # YOLOv8 and later: 64 + 16 + 4 cells
         ([1, 252, 85], "letterbox", "RGB", 255.0),  # YOLOv5 and v7: three anchors to a cell
         ([1, 84, 6], "letterbox", "BGR", 1.0),  # YOLOX: one anchor to a cell, and objectness
+        ([1, 30, 6], "letterbox", "RGB", 255.0),  # YOLOv10: thirty objects that it chose itself
         ([1, 84, 4], "crop", "RGB", 58.395),
         ([1, 40, 90], "crop", "RGB", 58.395),
         ([1, 85], "crop", "RGB", 58.395),
@@ -121,6 +122,21 @@ def test_a_detector_whose_rows_start_with_scores_is_read_as_nanodet():
     assert "ImageNet's, as NanoDet has it" in told
     assert guess_preprocess(found, PreprocessOptions(order="RGB"))[0].mean == (123.675, 116.28, 103.53)
     assert guess_preprocess(input_specs(rows_of_scores(first=False))[0])[0].fit == "letterbox"
+
+
+def test_a_detector_that_decodes_boxes_beside_its_scores_takes_what_yolo_takes():
+    """YOLOv6 has an objectness of 1 between boxes in pixels and scores; YOLOX leaves boxes as its layers give them."""
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["p"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Sigmoid", ["p"], ["s"]),
+        helper.make_node("Mul", ["p", "stride"], ["b"]),
+        helper.make_node("Concat", ["b", "one", "s"], ["c"], axis=1),
+        helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 1]),
+    ]
+    constants = [numpy_helper.from_array(np.ones(1, np.float32), name) for name in ("stride", "one")]
+    graph = helper.make_graph(nodes, "g", [info("x", [1, 3, 64, 64])], [info("y", [1, 84, 85])], constants)
+    recipe, _ = guess_preprocess(input_specs(ir.serde.deserialize_model(helper.make_model(graph)))[0])
+    assert (recipe.fit, recipe.order, recipe.std) == ("letterbox", "RGB", (255.0,))
 
 
 def test_a_folder_of_images(ten):

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import detent
+from detent.errors import DataError
 from tests.conftest import tiny_model
 
 RNG = np.random.default_rng(0)
@@ -255,3 +256,28 @@ def test_a_spectrum_whose_sides_are_not_said_has_one():
         report = detent.quantize(model, None, waves, recipe=recipe)
         (found,) = opened(report).run(["y"], {"x": waves[0]})
         assert found.shape == (1, 7, 4)  # 16 samples give 9 frequencies
+
+
+def test_text_is_data_as_numbers_are(tmp_path):
+    """What encodes categories takes str, which files hold without pickles."""
+    words = helper.make_node("OneHotEncoder", ["word"], ["hot"], domain="ai.onnx.ml", cats_strings=["no", "yes"])
+    graph = helper.make_graph(
+        [words, helper.make_node("MatMul", ["hot", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("word", TensorProto.STRING, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(RNG.standard_normal((2, 4)).astype(np.float32), "w")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    model, output, data = (str(tmp_path / name) for name in ("m.onnx", "q.onnx", "words.npy"))
+    np.save(data, np.random.default_rng(0).choice(["no", "yes", "perhaps"], 40))
+    report = detent.quantize(model, output, data, recipe="A8W8")
+    assert "Only 3 of the first 32 samples differ" in " ".join(report.warnings)
+    assert report.fidelity.outputs["y"].sqnr_db > 30
+    assert detent.evaluate([model, output], data).samples == 40
+    detent.quantize(model, output, list(np.load(data)), recipe="A8W8")
+    with pytest.raises(DataError, match=r"expects text, found float32. Convert it with .astype\(str\)"):
+        detent.quantize(model, output, np.zeros(40, np.float32))
+    with pytest.raises(DataError, match="found Python objects.* Give a plain array of str"):
+        detent.quantize(model, output, np.load(data).astype(object))

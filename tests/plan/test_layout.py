@@ -286,7 +286,7 @@ def test_a_foreign_operator_of_a_known_name_stays_float():
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     layout = laid_out(proto)[1]
-    assert layout.decisions["foreign"].reason == "operator Relu is not quantized by this recipe"
+    assert layout.decisions["foreign"].reason == "operator Relu is of domain com.example, which no recipe quantizes"
     assert list(layout.sites) == ["x", "y"]
 
 
@@ -322,8 +322,18 @@ def test_nothing_to_quantize():
     with pytest.raises(ModelError) as caught:
         laid_out(proto)
     assert "(2 x operator Exp is not quantized by this recipe; 1 x operator Shape" in str(caught.value)
+    assert "--set all_operators=true" in str(caught.value)
     with pytest.raises(ModelError, match=r"3 x excluded by '\*'"):
         laid_out(conv_relu_conv(), Selection(exclude=("*",)))
+
+
+def test_what_quantizes_no_operator_is_not_advised():
+    trees = helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml")
+    graph = helper.make_graph([trees], "g", [info("x", (1, 8))], [info("y", (1, 8))])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    with pytest.raises(ModelError, match="Normalizer is of domain ai.onnx.ml") as caught:
+        laid_out(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    assert "all_operators" not in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -261,6 +261,21 @@ def test_only_what_leads_to_the_same_outputs_belongs_to_it():
     assert set(found.starts) == {"boxes", "logits"}
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_matrix_that_turns_boxes_into_corners_is_not_trained(trained):
+    """YOLOv7 multiplies centers and sizes with a matrix before its NMS: what comes before it is post-processing too."""
+    corners = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5]], np.float32)
+    nodes = [
+        node("Sigmoid", "logits", "s"),
+        node("Concat", "boxes s", "c", axis=1),
+        node("Reshape", "c rows", "r"),
+        node("MatMul", "r corners", "y"),
+    ]
+    constants = {"rows": ints(1, -1, 4), "corners": corners + 0.1 * trained}
+    found = found_in(tail(nodes, constants=constants))
+    assert found is None if trained else set(found.starts) == {"boxes", "logits"}
+
+
 def test_several_tails_are_one_set():
     proto = tail(
         [

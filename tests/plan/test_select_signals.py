@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 import detent
 from detent.plan.select import SIGNAL_REASON, find_signals
@@ -75,3 +76,21 @@ def test_formats_with_exponents_keep_small_numbers():
 def test_what_has_an_activation_function_before_a_product_is_a_network(activation):
     nodes = [*POWER, *activation, node("MatMul", "u mel", "c", name="mel")]
     assert not find_signals(ir.from_proto(model(nodes)).graph)
+
+
+@pytest.mark.parametrize("inside", ["Identity", "Tanh"])
+def test_frames_may_be_cut_by_a_scan(inside):
+    """Each frame begins with the end of the one before. What has a function inside is a network."""
+    state, part, new = (info(name, [8]) for name in ("state", "part", "new"))
+    body = [
+        node(inside, "part", "new"),
+        node("Concat", "state part", "joined", axis=0),
+        node("Cast", "joined", "frame", to=1),
+    ]
+    cut = helper.make_graph(body, "cut", [state, part], [new, info("frame", [16])])
+    nodes = [node("Reshape", "x parts", "rows"), node("Gather", "rows first", "begin", name="begin")]
+    nodes += [node("Scan", "begin rows", "end frames", body=cut, num_scan_inputs=1, name="cut")]
+    nodes += [node("Mul", "frames frames", "p", name="square"), node("Log", "p", "y", name="log")]
+    constants = {"parts": np.array([8, 8]), "first": np.array(0)}
+    found = find_signals(ir.from_proto(build(nodes, "y", constants, [info("x", [1, 64])])).graph)
+    assert ({"cut", "begin", "square"} <= set(found)) == (inside == "Identity")

@@ -7,7 +7,8 @@ import pytest
 
 from detent.errors import DataError
 from detent.observe.sources import anchors_of
-from detent.tasks.detection import Head, overlaps, recognise_head
+from detent.tasks.detection import overlaps
+from detent.tasks.heads import Head, recognise_head
 
 IMAGE = (64, 96)
 CELLS = 8 * 12 + 4 * 6 + 2 * 3
@@ -93,10 +94,67 @@ def test_scores_beside_boxes_are_no_rows_of_both():
     assert two == Head("columns", ("main",), 80, (640, 640))
 
 
-def test_offsets_from_anchors_are_no_boxes():
+@pytest.mark.parametrize("grids", [(896,), (512, 384)])
+def test_boxes_with_key_points_lie_beside_anchors(grids):
     """BlazeFace: a box and six key points relative to anchors that only the code around the model knows."""
-    assert recognise_head({"regressors": (1, 896, 16), "classificators": (1, 896, 1)}, (128, 128)) is None
-    assert recognise_head({"boxes": (1, 4, 8400), "scores": (1, 80, 8400)}, (640, 640)) is None
+    grid_shapes = {f"{kind}{count}": (1, count, size) for count in grids for kind, size in (("b", 16), ("s", 1))}
+    head = recognise_head(grid_shapes, (128, 128))
+    assert (head.layout, head.outputs, head.classes) == ("pair", tuple(grid_shapes), 1)
+    outputs = {name: np.full(shape, -9.0 if shape[2] == 1 else 5.0, np.float32) for name, shape in grid_shapes.items()}
+    outputs[head.outputs[1]][0, [3, 4]] = 2.0
+    found = head.detect(outputs, 0.5)[0]
+    assert len(found) == 2 and overlaps(found.boxes[:1], found.boxes[1:])[0, 0] == 0.0  # neighbours stay apart
+    np.testing.assert_allclose(found.boxes[:, 2:] - found.boxes[:, :2], 5.0)
+    assert not head.has_places(outputs)
+
+
+@pytest.mark.parametrize(("boxes_last", "scores_last"), [(False, True), (True, True)])
+def test_positions_of_a_pair_may_come_last(boxes_last, scores_last):
+    boxes, scores = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200, 3), np.float32)
+    boxes[0], scores[0, 7, 2] = [1, 1, 2, 2], 0.5
+    boxes[0, 7] = BOX
+    outputs = {
+        "b": boxes.swapaxes(1, 2) if boxes_last else boxes,
+        "s": scores.swapaxes(1, 2) if scores_last else scores,
+    }
+    head = recognise_head(shapes(**outputs), IMAGE)
+    assert (head.layout, head.classes) == ("pair", 3) and only(head, outputs) == (0.5, 2)
+    assert head.has_places(outputs)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_a_network_has_chosen_itself(shares):
+    """The same two objects as PaddleDetection, YOLOv7, MMDetection, TensorFlow and others write them after an NMS."""
+    box = np.array(BOX) / ([96, 64, 96, 64] if shares else 1)
+    rows = [(0.5, 7, box), (0.25, 1, box * 0.5)]
+    nothing = np.zeros(5, np.float32)
+    chosen = {
+        "paddle": {"y": np.array([[kind, score, *each] for score, kind, each in rows], np.float32), "n": np.array([2])},
+        "yolov7": {"y": np.array([[0, *each, kind, score] for score, kind, each in rows], np.float32)},
+        "mmdet": {
+            "dets": np.array([[[*each, score] for score, _, each in rows] + [nothing]], np.float32),
+            "labels": np.array([[kind for _, kind, _ in rows] + [0]]),
+        },
+        "tensorflow": {
+            "detection_boxes": np.array([[each[[1, 0, 3, 2]] for _, _, each in rows] + [nothing[:4]]], np.float32),
+            "detection_classes": np.array([[kind for _, kind, _ in rows] + [0]], np.float32),
+            "detection_scores": np.array([[score for score, _, _ in rows] + [0]], np.float32),
+            "num_detections": np.array([2], np.float32),
+        },
+    }
+    for tool, outputs in chosen.items():
+        head = recognise_head(shapes(**outputs), IMAGE)
+        found = head.detect(outputs)[0]
+        assert (found.scores.tolist(), found.classes.tolist()) == ([0.5, 0.25], [7, 1]), tool
+        np.testing.assert_allclose(found.boxes, [BOX, np.array(BOX) / 2], rtol=1e-5, err_msg=tool)
+
+
+def test_rows_may_have_no_objectness():
+    """RT-DETR by Ultralytics gives centers and sizes as shares, and a score of each class."""
+    output = np.zeros((1, 300, 4 + 80), np.float32)
+    output[0, 5, :4], output[0, 5, 14] = np.array(CENTER) / [96, 64, 96, 64], 0.5
+    head = recognise_head(shapes(y=output), IMAGE, classes=80)
+    assert head.layout == "rows" and only(head, {"y": output}) == (0.5, 10)
 
 
 @pytest.mark.parametrize("logits", [False, True])

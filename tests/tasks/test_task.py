@@ -13,6 +13,7 @@ from onnx import TensorProto
 from detent.errors import UsageError
 from detent.tasks import Task, answer_heads, class_count, find_task, number_confidences, recognise_task
 from detent.tasks.endings import passed_on
+from detent.tasks.purpose import purpose_of
 from tests.models import as_ir, build, info, node, normal
 
 IMAGE = info("x", (1, 3, 64, 64))
@@ -48,6 +49,9 @@ def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto
         ([("y", (1, 197, 768))], Task.REGRESS),
         ([("boxes", (1, 100, 4)), ("scores", (1, 100, 92))], Task.DETECT),
         ([("a", (1, 255, 8, 8)), ("b", (1, 255, 4, 4)), ("c", (1, 255, 2, 2))], Task.DETECT),
+        ([("regressors", (1, 896, 16)), ("classificators", (1, 896, 1))], Task.DETECT),
+        ([("dets", (1, 100, 5)), ("labels", (1, 100))], Task.DETECT),
+        ([("y", ("n", 6))], Task.CLASSIFY),
         (
             [(f"{kind}{rows}", (rows, size)) for rows in (128, 32, 8) for kind, size in (("s", 1), ("b", 4))],
             Task.DETECT,
@@ -104,6 +108,26 @@ def test_every_answer_of_a_model_is_known_by_its_end() -> None:
     assert answer_heads(Task.CLASSIFY, graph, shapes) == known
     assert answer_heads(Task.TAG, graph, shapes) == known
     assert answer_heads(Task.EMBED, graph, shapes) == {}
+
+
+def test_rows_of_objects_that_a_network_chose_itself() -> None:
+    """As many as there are, behind an NMS: no batch of scores. Rows of scores for each box have no objectness."""
+    weights = {"v": normal(3, 3, 1, 1), "u": normal(4, 3, 1, 1), "four": np.array([1, -1, 4]), "most": np.array([5])}
+    weights |= {"three": np.array([1, 3, -1]), "one": np.array(1), "first": np.array([0])}
+    heads = [node("Conv", "x v", "a"), node("Reshape", "a three", "logits"), node("Sigmoid", "logits", "scores")]
+    heads += [node("Conv", "x u", "b"), node("Reshape", "b four", "boxes")]
+    chosen = [node("NonMaxSuppression", "boxes scores most", "found"), node("Gather", "found one", "at", axis=1)]
+    chosen += [node("Squeeze", "boxes first", "flat"), node("Gather", "flat at", "own")]
+    chosen += [node("Cast", "found", "kinds", to=TensorProto.FLOAT), node("Concat", "kinds own", "y", axis=1)]
+    graph = as_ir(build([*heads, *chosen], "y", weights, [IMAGE])).graph
+    shapes = {"y": (None, 7)}
+    assert recognise_task(graph, {}, shapes)[0] is Task.DETECT
+    assert find_task("detect", graph, {}, shapes)[0] is Task.DETECT
+    assert answer_heads(Task.DETECT, graph, shapes) == {"y": "objects"}
+    rows = [*heads, node("Transpose", "scores", "s", perm=[0, 2, 1]), node("Concat", "boxes s", "y", axis=2)]
+    assert purpose_of(as_ir(build(rows, "y", weights, [IMAGE])), None).classes == 3
+    with pytest.raises(UsageError, match="looks like classify"):
+        find_task("detect", ir.from_proto(outputs(("y", (1, 6)))).graph, {})
 
 
 def test_a_row_of_sigmoids_is_of_tags_unless_the_user_says_otherwise() -> None:

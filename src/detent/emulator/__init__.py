@@ -421,8 +421,9 @@ def emulate(
 
 
 def _difference(name: str, found: Array, expected: Array) -> OutputDifference:
-    differing = found != expected
-    distance = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    x, y = found.astype(np.float64), expected.astype(np.float64)
+    differing = (found != expected) & ~(np.isnan(x) & np.isnan(y))
+    distance = np.abs(x[differing] - y[differing])  # not of the same infinities, whose difference is NaN
     scores = found.ndim == 2 and found.shape[1] >= 2
     same = found.argmax(-1) == expected.argmax(-1) if scores else np.zeros(0, bool)
     return OutputDifference(

@@ -20,8 +20,10 @@ from detent.evaluation.sample_answers import (
     Summary,
     bootstrap,
     points_text,
+    unseen,
 )
-from detent.tasks.detection import Detections, Head, match_detections, overlaps, recognise_head
+from detent.tasks.detection import Detections, match_detections, overlaps
+from detent.tasks.heads import Head, recognise_head
 from detent.tasks.purpose import Outputs, Purpose
 
 LEAST_SCORE = 0.25  # the usual threshold of detectors
@@ -31,6 +33,8 @@ STILL_THERE = 0.15
 BEST = 20  # detections that are compared if none is above it
 # How far the boxes of trained detectors are from labelled ones, as 1 - overlap: YOLOv8n's on COCO, weighted by score.
 OWN_ERROR = 0.15
+# What a lost detection costs beside a mean one: it is half of average precision, and lost ones have low scores.
+COST_OF_LOST = 0.3
 
 
 def head_of(purpose: Purpose, outputs: Outputs) -> Head:
@@ -98,7 +102,11 @@ def _summarize(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     faint = _faint(rows)
     totals = ("wanted", "kept", "extra", "shown", "shift", "overlap")
     wanted, kept, extra, shown, shift, overlap = (float(rows[f"{faint}{name}"].sum()) for name in totals)
-    loss, interval = bootstrap(*_costs(rows))
+    loss, (low, high) = bootstrap(*_costs(rows))
+    lost = wanted - kept
+    # A lost detection is rare and costs much: that none of a few is lost may be chance.
+    most = unseen(round(lost), round(wanted), COST_OF_LOST * lost, COST_OF_LOST) if wanted else 1.0
+    interval = low, max(high, most)
     moved = shift / kept if kept else 0.0
     which = f"of the {BEST} best detections" if faint else f"detections above {LEAST_SCORE}"
     text = f"{kept:.0f} of {wanted:.0f} {which} are kept, {extra:.0f} are new, scores move by {moved:+.2f}"

@@ -145,8 +145,8 @@ class Candidate:
             other = theirs[spec.name]
             if not _fits(spec, other):
                 raise ModelError(
-                    f"Input '{spec.name}' of {self.name} is {spec.dtype.name} {spec.shape_text}, but that of "
-                    f"{reference.name} is {other.dtype.name} {other.shape_text}. Only models that take the same data "
+                    f"Input '{spec.name}' of {self.name} is {spec.type_text} {spec.shape_text}, but that of "
+                    f"{reference.name} is {other.type_text} {other.shape_text}. Only models that take the same data "
                     "can be compared."
                 )
         _check_names("output", self.outputs, reference.outputs, self.name, reference.name)

@@ -48,6 +48,9 @@ SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
 MOST_RATINGS, ALIKE = 16, 0.8  # numbers, and the least share of their squares that their mean stands for
+# Coordinates of points: so many numbers at least, and the correlation of each with the one that is as far into the next
+# point. It is 0.93 to 0.99 of faces, hands and eyes, and 0.1 to 0.4 of logits, whatever is seen.
+FEWEST_COORDINATES, TAKE_TURNS = 32, 0.8
 RARE = 0.1  # a probability that says no
 SAME_VECTOR = 0.9999  # the cosine from which on two vectors are the same
 SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
@@ -105,7 +108,7 @@ def question_data(
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed, ready=arrays)
         told = [wrong] if wrong else told
-    return [*told, *idle, *found]
+    return [*told, *idle, *_without_numbers(answers), *found]
 
 
 def _telling_input(rows: Sequence[Feeds]) -> str | None:
@@ -130,11 +133,22 @@ def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
     return found
 
 
+def _without_numbers(answers: Sequence[Mapping[str, Array]]) -> list[str]:
+    """Name outputs in which the float model answers nothing but NaN."""
+    return [
+        f"The float model answers NaN in all of output '{name}' on the first {len(answers)} samples, so nothing of it "
+        "is compared. Is this the data that it was made for?"
+        for name, first in answers[0].items()
+        if first.dtype.kind == "f" and first.size and all(np.isnan(answer[name]).all() for answer in answers)
+    ]
+
+
 def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
     """Return what a model is for now that it can be asked. `answer` runs the float model on one of `count` samples.
 
     A few numbers that only their shape calls scores of classes are ratings where they are all positive, about as large
     as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
+    Many are coordinates of points where each is like the second or third after it, as x of one point and the next.
     """
     if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
         return purpose
@@ -143,13 +157,31 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         scores = _scores(purpose, answers).astype(np.float64)
     except ValueError:  # outputs that cannot be read as scores
         return purpose
-    if len(scores) < 4 or not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+    if len(scores) < 4 or not np.isfinite(scores).all():
         return purpose
-    alike = np.square(scores.mean(1)) / np.maximum(np.square(scores).mean(1), 1e-30)
-    if scores.min() <= 0.0 or alike.min() < ALIKE or not _of_classes(scores):
+    numbers = "ratings" if _are_ratings(scores) else "coordinates" if _are_coordinates(scores) else ""
+    if not numbers:
         return purpose
-    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of ratings by what the model answers"
+    why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of {numbers} by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
+
+
+def _are_ratings(scores: npt.NDArray[np.float64]) -> bool:
+    if not 2 < scores.shape[1] <= MOST_RATINGS or np.allclose(scores.sum(1), 1.0, atol=1e-2):
+        return False
+    if scores.min() <= 0.0:
+        return False
+    alike = np.square(scores.mean(1)) / np.square(scores).mean(1)
+    return bool(alike.min() >= ALIKE) and bool(_of_classes(scores))
+
+
+def _are_coordinates(scores: npt.NDArray[np.float64]) -> bool:
+    """Tell whether x and y, and maybe z, of neighbouring points take turns. Classes in order are like the very next."""
+    mean = scores.mean(0)
+    if mean.size < FEWEST_COORDINATES or not np.ptp(mean):
+        return False
+    like = [float(np.corrcoef(mean[step:], mean[:-step])[0, 1]) for step in (1, 2, 3)]
+    return max(like[1:]) >= TAKE_TURNS and like[0] < TAKE_TURNS / 2
 
 
 _FATAL = " cannot be learned from"
@@ -197,7 +229,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     elif 2 * different <= count and different < FEWEST_DIFFERENT and not found:
         found.append(f"Only {different} of the first {count} samples differ: give other samples, not copies.")
     elif different < FEWEST_DIFFERENT:
-        known = "one sample" if count == 1 else f"{different} different samples"
+        known = "one sample" if different == 1 else f"{different} different samples"
         found.append(f"Only {known}: ranges, and this verdict, need 16 or more; 100 are better.")
     if image and not still:
         likeness = float(np.median([_neighbours(array) for array in arrays]))
@@ -218,7 +250,9 @@ def _is_constant(array: Array) -> bool:
 
 
 def _different(arrays: Sequence[Array]) -> int:
-    """Count samples that are not nearly the same as an earlier one."""
+    """Count samples that are not nearly the same as an earlier one; texts that are not the same."""
+    if arrays and arrays[0].dtype.kind == "U":
+        return len({tuple(array.flat) for array in arrays})
     kept: list[Array] = []
     for array in arrays:
         flat = array.reshape(-1)

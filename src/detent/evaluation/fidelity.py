@@ -410,7 +410,7 @@ class _Comparison:
         self, pending: PendingSample, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
     ) -> _Looked:
         """Return the sums of each value and part, and the answers."""
-        expected, found = where_sure(self.purpose, *_without_common_infinities(expected, found))
+        expected, found = where_sure(self.purpose, *without_common_infinities(expected, found))
         pairs = {name: (x, found[name]) for name, x in expected.items() if x.shape == found[name].shape}
         floats = _float_pairs(pairs, self.quantized_model, pending.origin)
         before, after = _answers(self.purpose, set(self.outputs), expected, found)
@@ -443,7 +443,7 @@ def _expected(
     return {name: known[name] if name in known else computed[name] for name in names}
 
 
-def _without_common_infinities(
+def without_common_infinities(
     expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
     """Return both with 0 for what is the same infinity in both, or NaN: nothing was lost there."""

@@ -23,7 +23,7 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
-from detent.evaluation.fidelity import NoiseSums
+from detent.evaluation.fidelity import NoiseSums, without_common_infinities
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
 from detent.evaluation.sample_answers import SampleAnswer
 from detent.execute.inference import Batch
@@ -243,6 +243,7 @@ class DeviationMeasure:
                     f"{self._reference.name} is {list(array.shape)}: there is nothing to compare. Give a metric of "
                     "your own (--metric FILE.py)."
                 )
+        expected, outputs = without_common_infinities(expected, outputs)
         sums = [
             {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
@@ -311,7 +312,7 @@ class AgreementMeasure:
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
         """Return the sums of each sample, and its answer."""
-        expected = self._reference(sample)
+        expected, outputs = without_common_infinities(self._reference(sample), outputs)
         sums = [
             [NoiseSums.of(x, y) for name in one for x, y in self._of_parts(name, one[name], other[name])]
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)

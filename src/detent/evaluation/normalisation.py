@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.box_answers import detections_of
+from detent.evaluation.box_answers import detections_of, head_of
 from detent.evaluation.row_answers import class_scores, probabilities
 from detent.tasks import Task
 from detent.tasks.purpose import Purpose
@@ -269,7 +269,11 @@ class Rivals:
         # Where nothing is found, the first few samples may hold nothing: more of them, until one does.
         count = BOX_SAMPLES if before.mean() >= NO_BOXES else STEPS[1]
         before = self.now.boxes(count)
-        best = max(self.others, key=lambda each: each.plausible_boxes(count))
+        others = self.others
+        if head_of(self.samples.purpose, self.answers[0]).classes == 1:
+            # Photographs may hold none of the one class, and then larger inputs alone raise what scores there are.
+            others = [each for each in others if each.way in LARGE or max(each.way.scale) <= max(self.given.scale)]
+        best = max(others, key=lambda each: each.plausible_boxes(count))
         after, mean = best.boxes(count), best.plausible_boxes(count)
         if mean < BETTER_BOXES * before.mean() or mean - before.mean() < BOX_GAIN or (after > before).mean() < 0.6:
             return None

@@ -62,9 +62,12 @@ def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Inter
     return float(parts.sum()) / total, (float(low), float(high))
 
 
-def unseen(changes: int, count: int, loss: float) -> float:
-    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost."""
-    usual = (loss + USUAL_COST) / (changes + 1)
+def unseen(changes: int, count: int, loss: float, cost: float = USUAL_COST) -> float:
+    """Return the loss to reckon with after few answers: the most changes there may be, at their usual cost.
+
+    `loss` is that of the changes that were seen, in answers; `cost` is what one is reckoned to cost beside them.
+    """
+    usual = (loss + cost) / (changes + 1)
     return wilson_interval(changes, count)[1] * usual
 
 

@@ -41,12 +41,11 @@ from detent.tasks.detection import (
     RECALLS,
     THRESHOLDS,
     Detections,
-    Head,
     Matches,
     match_truths,
     mean_average_precision,
-    recognise_head,
 )
+from detent.tasks.heads import Head, recognise_head
 from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels, TagLabels
 
 Weights = npt.NDArray[np.float64]

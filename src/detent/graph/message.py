@@ -237,20 +237,19 @@ def _external_place(tensor: onnx.TensorProto, where: str, path: Path | None, siz
     except (ValueError, OSError, RuntimeError):  # a NUL in it, a name too long, a circle of links
         inside, found, linked = False, None, False
     if not inside:
+        what, remedy = "", "put the data file beside the model and save it with a relative location"
         if linked:
-            raise ModelError(
-                f"Tensor '{tensor.name}' of {where} refers to {location!r}, which is a link to outside the model's "
-                "folder. That is not followed; copy the files that such links lead to (cp -L) into one folder."
-            )
+            what, remedy = "which is a link to ", "copy the files that such links lead to (cp -L) into one folder"
         raise ModelError(
-            f"Tensor '{tensor.name}' of {where} refers to {location!r}, outside the model's folder. "
-            "That is not followed; put the data file beside the model and save it with a relative location."
+            f"Tensor '{tensor.name}' of {where} refers to {location!r}, {what}outside the model's folder. That is not "
+            f"followed; {remedy}."
         )
     if found is None:
         there = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
         alike = [f" Rename '{name}'." for name in there if name != file.name and name.lower() == file.name.lower()]
+        missing = "which is a pipe, a device or a folder" if file.exists() else "which is not there"
         remedy = alike[0] if alike else " Put it there, or export the model again."
-        raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.{remedy}")
+        raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, {missing}.{remedy}")
     start, length = _number(entries, "offset", 0, tensor, where), _number(entries, "length", size, tensor, where)
     if length != size:
         raise ModelError(

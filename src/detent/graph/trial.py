@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 OUT_OF_MEMORY = 77  # the exit code of a trial that asked for more memory than it may have
@@ -36,7 +38,6 @@ def limit(more: int, seconds: float) -> None:
     """Allow this process so many bytes beyond what it has, and seconds of processor time, if the system can do that."""
     try:
         import resource
-        from pathlib import Path
 
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.getrlimit(resource.RLIMIT_CPU)[1]))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -50,7 +51,6 @@ def end_with(parent: int) -> None:
     """Let this process end when the one that asked for the trial is killed, where the system can do that: Linux."""
     if sys.platform == "linux":
         import ctypes
-        import os
 
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, 9)
         if os.getppid() != parent:  # it was killed before
@@ -76,21 +76,27 @@ def light(proto: Any) -> bytes:
     return data
 
 
-def overstates(proto: Any) -> bool:
-    """Return whether a tensor declares more than its bytes hold; the asking process refuses it without native code."""
+def is_refused(proto: Any, folder: Path) -> bool:
+    """Return whether a tensor declares more than its bytes hold, or has them elsewhere than in a file below the folder.
+
+    The asking process refuses such a model without native code, which would open pipes, devices and what lies outside.
+    """
     pending = [proto.graph, *proto.functions]
     while pending:
         graph = pending.pop()
         tensors = [*getattr(graph, "initializer", ())]
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    tensors.append(attribute.t)
+                tensors += [attribute.t] if attribute.HasField("t") else []
                 pending += [attribute.g] if attribute.HasField("g") else []
         for tensor in tensors:
             # At most 4 elements share a byte.
             if not tensor.external_data and math.prod(tensor.dims) > 4 * tensor.ByteSize():
                 return True
+            for entry in tensor.external_data:
+                file = Path(os.path.normpath(folder / entry.value))
+                if entry.key == "location" and not (file.is_relative_to(folder) and file.is_file()):
+                    return True
     return False
 
 
@@ -134,10 +140,9 @@ def main(path: str, opset: int, memory: int, seconds: float) -> None:
 
     limit(memory, seconds)
     proto = ModelProto()
-    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not needed for anything else here
-        proto.ParseFromString(file.read())
+    proto.ParseFromString(Path(path).read_bytes())
     version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=opset)
-    if overstates(proto):
+    if is_refused(proto, Path(path).absolute().parent):
         return
     message, endless = light(proto), loops(proto.graph)
     del proto

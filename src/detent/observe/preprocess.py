@@ -72,6 +72,11 @@ class InputSpec:
     answer: Answer = field(default="", compare=False, repr=False)
 
     @property
+    def type_text(self) -> str:
+        """The type as messages name it: float32, text."""
+        return "text" if self.dtype.kind == "U" else self.dtype.name
+
+    @property
     def shape_text(self) -> str:
         """The shape as messages show it: [1, 3, ?, ?]."""
         return "[" + ", ".join("?" if dim is None else str(dim) for dim in self.shape) + "]"
@@ -304,7 +309,7 @@ def _named(spec: InputSpec) -> str:
 
 
 def _pixel_type(spec: InputSpec) -> PixelType:
-    name = spec.dtype.name
+    name = spec.type_text
     if name not in _CHOICES["dtype"]:
         raise UsageError(
             f"{_named(spec)} takes {name}, which images cannot be read as. Pass .npy or .npz files instead."

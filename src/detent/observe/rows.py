@@ -214,7 +214,7 @@ def cannot_be_random(inputs: Sequence[InputSpec]) -> str:
                 "dimensions. Give --fix-shape, or data."
             )
         if spec.dtype.kind not in "fiub":
-            kind = "text" if spec.dtype.kind == "O" else spec.dtype.name
+            kind = spec.type_text
             return f"input '{spec.name}' takes {kind}: there is no random data for it. Give data."
         if math.prod(size or 1 for size in spec.shape) > MOST_RANDOM:
             return f"input '{spec.name}' has the shape {spec.shape_text}, too large for random data. Give data."

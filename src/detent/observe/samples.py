@@ -106,10 +106,8 @@ def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) 
         guess = nearest(str(others[0]), known)
         raise DataError(f"{origin}: the model has no input '{others[0]}'.{guess} Its inputs are {listed}.")
     found_text = ", ".join(f"'{name}'" for name in names) or "none"
-    raise DataError(
-        f"{origin}: there is no data for input '{missing}'. Expected {listed}, found {found_text}. "
-        f"If it is a state that an output hands on: --feedback {missing}=OUTPUT."
-    )
+    state = f" If it is a state that an output hands on: --feedback {missing}=OUTPUT." if len(known) > 1 else ""
+    raise DataError(f"{origin}: there is no data for input '{missing}'. Expected {listed}, found {found_text}.{state}")
 
 
 def without_text(ignored: Iterable[object]) -> str:
@@ -145,17 +143,19 @@ def check_dtype(found: np.dtype[Any], spec: InputSpec, where: str) -> None:
     """Raise `DataError` unless data of type `found` can be fed: the input's own type, or other floats for float32."""
     if found.kind == "O":
         raise DataError(
-            f"{where} expects {spec.dtype.name}, found Python objects, such as rows of different lengths. "
-            "Give a plain numeric array."
+            f"{where} expects {spec.type_text}, found Python objects, such as rows of different lengths. "
+            f"Give a plain array of {'str' if spec.dtype.kind == 'U' else 'numbers'}."
         )
+    if found.kind == spec.dtype.kind == "U":  # of any length
+        return
     if found.newbyteorder("=") == spec.dtype or (found in (np.float16, np.float64) and spec.dtype == np.float32):
         return
     # Versions of NumPy below 2 have no np.bool.
-    kind = "bool" if spec.dtype.name == "bool" else f"np.{spec.dtype.name}"
+    kind = {"b": "bool", "U": "str"}.get(spec.dtype.kind) or f"np.{spec.dtype.name}"
     advice = f"Convert it with .astype({kind})"
     if found.kind in "iub" and spec.dtype.kind == "f":
         advice += ", after the scaling that the model was trained with"
-    raise DataError(f"{where} expects {spec.dtype.name}, found {found.name}. {advice}.")
+    raise DataError(f"{where} expects {spec.type_text}, found {found.name}. {advice}.")
 
 
 def _check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:

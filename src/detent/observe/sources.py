@@ -37,6 +37,7 @@ Sides = tuple[int | None, ...]  # height and width
 
 STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
 FEWEST_GRIDS = 3  # of a detector
+OBJECT, MOST_OBJECTS = 6, 1000  # corners, score and class of each object that a network chose itself
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear")
 
 
@@ -89,20 +90,28 @@ def _answer(sides: Sides | None, answers: Sequence[Shape]) -> Answer:
     count = {cells: len(strides) for cells, strides in anchors_of((int(sides[0] or 0), int(sides[1] or 0))).items()}
     if second > first >= 5 and count.get(second, 0) >= FEWEST_GRIDS:
         return "yolo"
+    if second == OBJECT and first <= MOST_OBJECTS and first not in count:
+        return "yolo"
     if first > second >= 6 and max(count.get(first, 0), count.get(first // 3, 0) * (first % 3 == 0)) >= FEWEST_GRIDS:
         return "yolox" if first in count else "yolo"
     return ""
 
 
-def _has_scores_first(output: ir.Value) -> bool:
-    """Tell whether rows are scores of classes and then numbers of no bounds: NanoDet's. Boxes come first in YOLO's."""
+def _of_rows(output: ir.Value) -> Answer:
+    """Return whose rows an output has, one for each cell, by the first and last columns that a Concat puts together.
+
+    NanoDet's are scores of classes and then numbers of no bounds; boxes come first in all others. YOLOX leaves them as
+    its layers compute them, or decodes them before scores are apart; who decodes boxes beside scores is of YOLO's kind.
+    """
     node = output.producer()
     while node is not None and node.inputs and node.op_type in ("Concat", *_MOVING):
         first, last = (_kind(node.inputs[at]) for at in (0, -1))
         if node.op_type == "Concat" and first == "Sigmoid" != last:
-            return True
+            return "nanodet"
+        if node.op_type == "Concat" and first in ("Mul", "Div") and last == "Sigmoid":
+            return "yolo"
         node = None if node.inputs[0] is None else node.inputs[0].producer()
-    return False
+    return "yolox"
 
 
 def _kind(value: ir.Value | None) -> str:
@@ -122,9 +131,11 @@ def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir
         )
     shape = _sizes(value)
     answer = _answer(_image_sides(shape), [_sizes(output) for output in outputs])
-    if answer == "yolox" and any(map(_has_scores_first, outputs)):
-        answer = "nanodet"
-    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared, answer)
+    if answer == "yolox":
+        answer = next(filter(lambda rows: rows != "yolox", map(_of_rows, outputs)), answer)
+    # NumPy's str, of any length, needs no pickles in files, as Python objects would.
+    dtype = value.dtype.numpy()
+    return InputSpec(str(value.name), np.dtype(str) if dtype.kind == "O" else dtype, shape, declared, answer)
 
 
 @dataclass(frozen=True)

@@ -362,8 +362,8 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return f"it could not be folded into a layer: {why}"
     if node.op_type == "MatMulNBits":
         return "its weights are codes already"
-    if not _is_wanted(node, recipe):
-        return f"operator {node.op_type} is not quantized by this recipe"
+    if unwanted := _unwanted(node, recipe):
+        return unwanted
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and value.dtype is None:
             return f"the type of '{value.name}' is unknown (shape inference stopped before it)"
@@ -395,12 +395,11 @@ def _reason_not_dynamic(node: ir.Node) -> str | None:
     return None if alpha == beta == 1.0 else "a factor of it could not be folded into a constant"
 
 
-def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if node.op_type in recipe.more_operators or recipe.all_operators:
-        return True
-    return node.op_type in OPERATORS if not recipe.operators else node.op_type in recipe.operators
+def _unwanted(node: ir.Node, recipe: Recipe) -> str | None:
+    if node.domain:
+        return f"operator {node.op_type} is of domain {node.domain}, which no recipe quantizes"
+    wanted = node.op_type in (*recipe.more_operators, *(recipe.operators or OPERATORS))
+    return None if wanted or recipe.all_operators else f"operator {node.op_type} is not quantized by this recipe"
 
 
 def _looks_up(node: ir.Node) -> bool:
@@ -471,7 +470,11 @@ def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decis
     elif wide:
         advice = "It computes in float64; export it in float32, which is what can be quantized."
     elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
-        advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
+        advice = (
+            "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
+            if any(node.domain == "" and data_inputs(node) for node in nodes)
+            else "Only operators of ONNX on float32 data can be quantized."
+        )
     elif any(decision.reason.startswith("control flow") for decision in decisions.values()):
         advice = (
             "If an input chooses between the graphs inside, make it constant: --fix-input INPUT=VALUE. `detent "

@@ -65,6 +65,7 @@ class Postprocessing:
     starts: tuple[str, ...]
     outputs: tuple[str, ...]
     sign: str
+    suppresses: bool  # by a node that does non-maximum suppression: then rows may be of objects, as many as there are
 
     @property
     def reason(self) -> str:
@@ -111,6 +112,7 @@ def find_postprocessing(graph: ir.Graph) -> Postprocessing | None:
         starts=tuple(_starts(members)),
         outputs=tuple(str(value.name) for index, value in enumerate(graph.outputs) if wanted >> index & 1),
         sign=next(iter(signs.values())),
+        suppresses=not set(_CHOOSING).isdisjoint(signs.values()),
     )
 
 
@@ -173,7 +175,7 @@ def _has_weights(node: ir.Node) -> bool:
     if node.op_type not in _PRODUCTS:
         return False
     weights = [array for value in node.inputs if (array := _weights(value)) is not None]
-    return any(array.ndim >= 2 and not _counts(array) for array in weights)
+    return any(array.ndim >= 2 and not (_counts(array) or _converts(array)) for array in weights)
 
 
 def _weights(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
@@ -189,6 +191,16 @@ def _counts(weights: npt.NDArray[np.generic]) -> bool:
     flat = weights.reshape(-1)
     # The first few alone rule out almost all weights, of which there may be a hundred million.
     return all(bool(np.array_equal(flat[:end], np.arange(min(end, flat.size)))) for end in (4, flat.size))
+
+
+def _converts(weights: npt.NDArray[np.generic]) -> bool:
+    """Return whether weights turn four numbers of a box into four others, such as center and size into corners."""
+    return weights.shape[-2:] == (4, 4) and weights.size == 16 and _are_halves(weights)
+
+
+def _are_halves(numbers: npt.NDArray[Any]) -> bool:
+    """Return whether numbers are all whole or half, as trained ones never are."""
+    return numbers.dtype.kind == "f" and bool((np.rint(numbers * 2) == numbers * 2).all())
 
 
 def _sign(node: ir.Node, bounded: set[ir.Node]) -> str | None:
@@ -296,8 +308,7 @@ def _is_anchors(value: ir.Value | None) -> bool:
     array = constant(value)
     if array is None or array.dtype.kind != "f" or array.size < POSITIONS or bool((array == array.flat[0]).all()):
         return False
-    # Trained numbers are never all whole or half; centers and strides of cells are.
-    if bool((np.rint(array * 2) == array * 2).all()):
+    if _are_halves(array):  # centers and strides of cells
         return True
     sides = [size for size in array.shape if size > 1]
     return len(sides) == 2 and min(sides) in (2, 4) and max(sides) >= POSITIONS

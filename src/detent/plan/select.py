@@ -55,7 +55,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.values import constant, constant_scalar, is_constant, is_standard
+from detent.graph.values import bodies_of, constant, constant_scalar, is_constant, is_standard
 from detent.prepare.base import Successor
 from detent.recipe import Override, Recipe
 
@@ -393,15 +393,21 @@ def _arithmetic_before(log: ir.Node) -> Collection[ir.Node]:
     while pending:
         node, multiplied = pending.pop()
         multiplied |= node.op_type in _LINEAR  # what is before it goes into a product
-        for value in node.inputs if node.op_type in _LINEAR else _data(node):
+        for value in node.inputs if node.op_type in (*_LINEAR, "Scan") else _data(node):
             before = None if value is None else value.producer()
             if before is None or (before, multiplied) in found:
                 continue
-            if not (is_standard(before, *_SIGNAL) or _bounds(before, from_zero=not multiplied)):
+            arithmetic = is_standard(before, *_SIGNAL) or _cuts_frames(before)
+            if not (arithmetic or _bounds(before, from_zero=not multiplied)):
                 return ()
             found[before, multiplied] = None
             pending.append((before, multiplied))
     return dict.fromkeys(node for node, _ in found)
+
+
+def _cuts_frames(node: ir.Node) -> bool:
+    """Return whether a node goes along a signal and only moves parts of it."""
+    return is_standard(node, "Scan") and all(is_standard(each, *_CARRYING) for body in bodies_of(node) for each in body)
 
 
 def _bounds(node: ir.Node, *, from_zero: bool) -> bool:

@@ -26,8 +26,7 @@ from detent.errors import UsageError, check_known
 from detent.graph.values import rank, static_shape
 from detent.observe.exporters import class_names
 from detent.observe.sources import Shape, anchors_of, cells_of
-from detent.plan.postprocessing import find_postprocessing
-from detent.tasks.detection import recognise_head
+from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.tasks.endings import (
     SHARES,
     HeadKind,
@@ -42,6 +41,7 @@ from detent.tasks.endings import (
     passed_on,
     score_rows,
 )
+from detent.tasks.heads import ROWS_OF_OBJECTS, recognise_head
 
 
 class Task(str, Enum):
@@ -107,9 +107,9 @@ def recognise_task(
         return _of_tokens(graph, known)
     image = image_size(graph)
     tail = find_postprocessing(graph)
-    if tail is not None and any(len(shape) >= 3 or shape[-1:] == (4,) for shape in known.values()):
+    if tail is not None and _may_be_detections(tail, image, known):
         return Task.DETECT, f"post-processing of detections: {tail.sign}"
-    if image is not None and _is_laid_out_as_detections(known, image):
+    if image is not None and _is_laid_out_as_detections(_without_rows(known), image):
         return Task.DETECT, f"outputs laid out as a detector's: {shapes_text(known)}"
     for value in graph.outputs:
         if value.name not in known:
@@ -141,6 +141,16 @@ def find_task(
             f"{recognised} ({why})."
         )
     return task, "as --task says"
+
+
+def _may_be_detections(tail: Postprocessing, image: tuple[int, int] | None, shapes: Mapping[str, Shape]) -> bool:
+    rows = image is not None and tail.suppresses
+    return any(len(shape) >= 3 or shape[-1:] == (4,) or (rows and len(shape) == 2) for shape in shapes.values())
+
+
+def _without_rows(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+    """Return the outputs that may be detections by their shapes alone: rows of six numbers may be scores of classes."""
+    return {} if any(len(shape) == 2 and shape[1] in ROWS_OF_OBJECTS for shape in shapes.values()) else shapes
 
 
 def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
@@ -402,8 +412,9 @@ def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:
         return any(len(shape) == 3 for shape in every) and find_postprocessing(graph) is None
     if task is Task.DETECT:
         image = image_size(graph) or (640, 640)
-        found = recognise_head(shapes, image) is not None or _is_pyramid(shapes, image)
-        return found or (find_postprocessing(graph) is not None and any(len(shape) >= 3 for shape in every))
+        alone, tail = _without_rows(shapes), find_postprocessing(graph)
+        found = recognise_head(alone, image) is not None or _is_pyramid(alone, image)
+        return found or (tail is not None and _may_be_detections(tail, image, shapes))
     if task is Task.EMBED:
         return any(len(tuple(size for size in shape[1:] if size != 1)) in (1, 2) for shape in every)
     if task is Task.SEGMENT:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from detent.graph.values import is_constant
+from detent.graph.values import is_constant, static_shape
 from detent.observe.sources import Shape
 
 SHARES = ("Softmax", "LogSoftmax")
@@ -26,6 +26,24 @@ _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
 _NUMBER_WORDS = ("box", "landmark", "coord", "keypoint", "angle", "offset", "delta")
 
 HeadKind = Literal["classes", "tags", "number", "objects"]
+
+
+def classes_beside_boxes(graph: ir.Graph) -> int | None:
+    """Return how many scores of classes, each after a Sigmoid, an output has behind the four numbers of each box.
+
+    None if there is no such output, or objectness comes first: then a Concat has three operands, or one Sigmoid gives
+    objectness and classes, and a Split takes them apart.
+    """
+    for value in graph.outputs:
+        node = last_node(value)
+        if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+            continue
+        axis = node.attributes["axis"].as_int()
+        boxes, scores = (None if each is None else static_shape(each) for each in node.inputs)
+        after = node.inputs[1]
+        if boxes and scores and after is not None and boxes[axis] == 4 and ends_in(after, SIGMOIDS):
+            return scores[axis]
+    return None
 
 
 def passed_on(graph: ir.Graph) -> frozenset[str]:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from detent.observe.sources import Shape
 from detent.tasks import Task, answer_heads, class_count, find_task, image_size, number_confidences, takes_tokens
-from detent.tasks.endings import HeadKind, passed_on
+from detent.tasks.endings import HeadKind, classes_beside_boxes, passed_on
 
 SURE = 0.5  # the confidence below which a number may be anything, as the pitch of silence
 
@@ -70,7 +70,8 @@ def purpose_of(model: ir.Model, named: str | None, shapes: Mapping[str, Shape] |
     task, why = find_task(named, graph, metadata, shapes)
     heads, sure = answer_heads(task, graph, shapes), number_confidences(graph, shapes)
     image, given, tokens = image_size(graph), passed_on(graph), takes_tokens(graph)
-    return Purpose(task, why, class_count(metadata), image, given, tokens, heads, sure)
+    classes = class_count(metadata) or (classes_beside_boxes(graph) if task is Task.DETECT else None)
+    return Purpose(task, why, classes, image, given, tokens, heads, sure)
 
 
 def where_sure(purpose: Purpose, expected: Outputs, found: Outputs) -> tuple[Outputs, Outputs]:
