@@ -271,6 +271,17 @@ def test_a_model_that_is_not_there_is_named_whether_or_not_the_output_exists(tmp
         (tmp_path / "out.onnx").touch()
 
 
+def test_float8_has_the_scales_that_distribution_chooses(tiny, tmp_path, samples):
+    """The only calibration that onnxruntime has for these types."""
+    small = QuantType.QFLOAT8E4M3FN
+    written, method = tmp_path / "out.onnx", CalibrationMethod.Distribution
+    quantize_static(tiny, written, Reader(samples), activation_type=small, weight_type=small, calibrate_method=method)
+    made = onnx.load(written)
+    assert onnx.TensorProto.FLOAT8E4M3FN in {each.data_type for each in made.graph.initializer}
+    expected = run(onnx.load(tiny), {"x": samples[:1]})["y"]
+    np.testing.assert_allclose(run(made, {"x": samples[:1]})["y"], expected, atol=0.2 * np.abs(expected).max())
+
+
 def test_onnxruntimes_functions(tiny, tmp_path, samples):
     quantize_static(tiny, tmp_path / "a.onnx", Reader(samples), per_channel=True, weight_type=QuantType.QInt8)
     quantize(tiny, tmp_path / "b.onnx", StaticQuantConfig(Reader(samples), per_channel=True))

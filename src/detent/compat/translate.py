@@ -42,6 +42,7 @@ from detent.devices.catalog import WHERE_IT_HELPS, find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import MinMax
+from detent.numerics.floats import is_float
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan import concats, pools
@@ -217,6 +218,8 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     if not dynamic:
         activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
     weights = _weights(config, scale)
+    if config.calibrate_method == enums.CalibrationMethod.Distribution:  # it chooses the scales of float8 types
+        activations, weights = (fmt.replace(scaled=True) if is_float(fmt) else fmt for fmt in (activations, weights))
     integers = is_integer(activations) and is_integer(weights)
     written = _written(config, activations, weights)
     target = _target(config, options, activations, weights, written)
