@@ -271,6 +271,12 @@ def test_a_model_that_is_not_there_is_named_whether_or_not_the_output_exists(tmp
         (tmp_path / "out.onnx").touch()
 
 
+def test_all_samples_that_calibrate_are_looked_at(tiny, samples, capsys):
+    """Every eighth is judged by, too."""
+    ModelQuantizer(get_default_config("XINT8")).quantize_model(onnx.load(tiny), None, Reader(samples[:8]))
+    assert "Only 8 different samples" in capsys.readouterr().out
+
+
 def test_float8_has_the_scales_that_distribution_chooses(tiny, tmp_path, samples):
     """The only calibration that onnxruntime has for these types."""
     small = QuantType.QFLOAT8E4M3FN

@@ -112,16 +112,16 @@ class StreamSource(Source):
         self._started = True
         return self._pass()
 
-    def peek(self, count: int) -> list[PendingSample]:
+    def peek(self, count: int, *, counted: bool = False) -> list[PendingSample]:
         """Return the first samples. What can be read only once is kept, for the one pass."""
         if self.repeatable:
-            return super().peek(count)
+            return super().peek(count, counted=counted)
         samples = iter(self)
         chosen: list[PendingSample] = []
         read: list[PendingSample] = []
         while len(chosen) < count and (pending := next(samples, None)) is not None:
             read.append(pending)
-            if not pending.held_out:
+            if pending.is_taken(counted=counted):
                 chosen.append(pending)
         self._peeked = chain(read, samples)
         return chosen
