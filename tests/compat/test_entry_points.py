@@ -25,7 +25,7 @@ from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat
 from detent.compat.option_rows import ScriptNote
 from detent.errors import DetentError, ModelError, UsageError
 from tests.conftest import tiny_model
-from tests.models import build, info, node, run
+from tests.models import build, info, node, run, since_runtime
 
 
 class Reader:
@@ -300,6 +300,7 @@ def test_onnxruntimes_functions(tiny, tmp_path, samples):
         quantize(tiny, tmp_path / "f.onnx", QuantizationConfig())
 
 
+@since_runtime(21, "calibration_providers")
 @pytest.mark.parametrize("ours", [quantize_static, quantize_dynamic, StaticQuantConfig, DynamicQuantConfig])
 def test_functions_have_the_signature_of_onnxruntimes(ours):
     """Up to arguments at the end, which a version of onnxruntime may not have yet."""
