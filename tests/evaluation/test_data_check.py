@@ -115,6 +115,13 @@ def test_coordinates_of_points_are_no_classes(rows, task):
     assert found.task is task and ("coordinates" in found.why) == (task is Task.REGRESS)
 
 
+@pytest.mark.parametrize(("size", "task"), [(1, Task.SEQUENCE), (16, Task.CLASSIFY)])
+def test_rows_that_are_more_than_the_samples_are_those_of_steps(size, task):
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 1, ?] is a row of scores" + BY_SHAPE)
+    found = settled(purpose, lambda at: {"y": normal(16, 1, 40, seed=at)}, 8, size)
+    assert found.task is task
+
+
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):
     """Three ratings between 2 and 4 of each sample: good data raises no doubt, and they are compared as numbers."""
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]

@@ -147,15 +147,18 @@ def _without_numbers(answers: Sequence[Mapping[str, Array]]) -> list[str]:
     ]
 
 
-def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int) -> Purpose:
+def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], count: int, size: int = 1) -> Purpose:
     """Return what a model is for now that it can be asked. `answer` runs the float model on one of `count` samples.
 
     A few numbers that only their shape calls scores of classes are ratings where they are all positive, about as large
     as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
     Many are coordinates of points where each is like the second or third after it, as x of one point and the next.
+    Rows that are more than the samples, of which an answer has `size`, are those of steps: of a recurrent reader, say.
     """
     if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
         return purpose
+    if (steps := _of_steps(purpose, answer(0), size)) is not None:
+        return steps
     answers = _rows([answer(index) for index in range(min(ASKED, count))], ASKED)
     try:
         scores = _scores(purpose, answers).astype(np.float64)
@@ -168,6 +171,15 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         return purpose
     why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of {numbers} by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
+
+
+def _of_steps(purpose: Purpose, outputs: Mapping[str, Array], size: int) -> Purpose | None:
+    """Return a purpose for scores of steps, if a model answers [steps, samples, classes] with several steps."""
+    for name, array in outputs.items():
+        if array.ndim == 3 and array.shape[0] > array.shape[1] == size and array.shape[2] > 1:
+            why = f"'{name}' is a row of {array.shape[2]} scores for each step, by what the model answers"
+            return replace(purpose, task=Task.SEQUENCE, why=why, heads={})
+    return None
 
 
 def _are_ratings(scores: npt.NDArray[np.float64]) -> bool:

@@ -358,7 +358,10 @@ def warnings_for(report: Report) -> list[str]:
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
         both = " --set also=both_branches computes both branches of an If, and quantizes them."
-        advice = both if any(node.op_type == "If" for node in report.nodes) else ""
+        kept = next((note.what for note in report.declined if note.by == "BothBranches"), None)
+        advice = (
+            f" One If stays: {kept}." if kept else both if any(node.op_type == "If" for node in report.nodes) else ""
+        )
         found.append(
             f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).{advice}"
         )
