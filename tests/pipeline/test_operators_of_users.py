@@ -200,8 +200,8 @@ LEAST = {"A8W8": 28, "A16W8": 36, "XINT8": 20, "BF16": 40, "S8S8_AAWS": 27, "MAT
 # What stays float in A8W8, where anything does, and a word of the reason.
 LEFT = {
     "SkipSimplifiedLayerNormalization": ({"Mul", "ReduceMean", "Add", "Sqrt", "Div"}, "norm by the root of a mean"),
-    "Microsoft RotaryEmbedding": ({"RotaryEmbedding"}, "not quantized by this recipe"),
-    "GroupQueryAttention": ({"GroupQueryAttention"}, "not quantized by this recipe"),
+    "Microsoft RotaryEmbedding": ({"RotaryEmbedding"}, "which no recipe quantizes"),
+    "GroupQueryAttention": ({"GroupQueryAttention"}, "which no recipe quantizes"),
     "MatMulNBits": ({"MatMulNBits"}, "codes already"),
 }
 
