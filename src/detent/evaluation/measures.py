@@ -23,9 +23,9 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
-from detent.evaluation.fidelity import NoiseSums, without_common_infinities
+from detent.evaluation.fidelity import NoiseSums
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.sample_answers import SampleAnswer
+from detent.evaluation.sample_answers import SampleAnswer, without_common_infinities
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
@@ -243,10 +243,10 @@ class DeviationMeasure:
                     f"{self._reference.name} is {list(array.shape)}: there is nothing to compare. Give a metric of "
                     "your own (--metric FILE.py)."
                 )
-        expected, outputs = without_common_infinities(expected, outputs)
+        pairs = zip(*map(batch.split, without_common_infinities(expected, outputs)), strict=True)
         sums = [
             {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
-            for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
+            for one, other in pairs
         ]
         scored = [kind for kind in self._purpose.heads.values() if kind != "number"]
         if self._purpose.task is not Task.CLASSIFY or len(scored) > 1:
@@ -312,10 +312,11 @@ class AgreementMeasure:
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
         """Return the sums of each sample, and its answer."""
-        expected, outputs = without_common_infinities(self._reference(sample), outputs)
+        expected = self._reference(sample)
+        pairs = zip(*map(batch.split, without_common_infinities(expected, outputs)), strict=True)
         sums = [
             [NoiseSums.of(x, y) for name in one for x, y in self._of_parts(name, one[name], other[name])]
-            for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
+            for one, other in pairs
         ]
         return AgreementRecord(sums, task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names)))
 

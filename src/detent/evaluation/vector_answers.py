@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.sample_answers import AnswerReader, Floats, Rows, SampleAnswer, Summary
+from detent.evaluation.sample_answers import (
+    AnswerReader,
+    Floats,
+    Rows,
+    SampleAnswer,
+    Summary,
+    without_common_infinities,
+)
 from detent.results.verdict import LEAST_SAMPLES
 from detent.tasks.purpose import Outputs, Purpose
 
@@ -26,6 +33,7 @@ STILL = 0.005  # numbers that differ by less than this share of themselves are t
 
 def _compare_vectors(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name = _vector_output(expected, samples)
+    expected, found = without_common_infinities(expected, found)
     one, other = (_vectors(each[name], samples) for each in (expected, found))
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     same = (one == other).all(1).astype(np.float64)  # as vectors of zeros may be
@@ -85,6 +93,7 @@ def _compare_numbers(purpose: Purpose, expected: Outputs, found: Outputs, sample
     names = [name for name, array in expected.items() if array.dtype.kind == "f" and (array.ndim or samples == 1)]
     if samples > 1 and any(len(expected[name]) != samples for name in names):
         raise ValueError("the rows of an output are not those of the samples")
+    expected, found = without_common_infinities(expected, found)
     known = {name: ~unsure for name, unsure in purpose.unsure(expected).items()}
     everywhere = {name: np.ones(expected[name].shape, np.bool_) for name in names}
     one, other, where = (
