@@ -122,6 +122,13 @@ def test_rows_that_are_more_than_the_samples_are_those_of_steps(size, task):
     assert found.task is task
 
 
+def test_states_beside_scores_are_no_steps():
+    """A recurrent classifier that hands on the states of its two layers, too."""
+    purpose = Purpose(Task.CLASSIFY, "'y' [1, 10] is a row of scores" + BY_SHAPE, heads={"y": "classes"})
+    found = settled(purpose, lambda at: {"y": normal(1, 10, seed=at), "states": normal(2, 1, 8, seed=at)}, 8)
+    assert found.task is Task.CLASSIFY
+
+
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):
     """Three ratings between 2 and 4 of each sample: good data raises no doubt, and they are compared as numbers."""
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]

@@ -176,7 +176,8 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
 def _of_steps(purpose: Purpose, outputs: Mapping[str, Array], size: int) -> Purpose | None:
     """Return a purpose for scores of steps, if a model answers [steps, samples, classes] with several steps."""
     for name, array in outputs.items():
-        if array.ndim == 3 and array.shape[0] > array.shape[1] == size and array.shape[2] > 1:
+        # Other outputs of that shape may be states of a recurrence, a row for each layer.
+        if name in (purpose.heads or outputs) and array.ndim == 3 and array.shape[0] > array.shape[1] == size:
             why = f"'{name}' is a row of {array.shape[2]} scores for each step, by what the model answers"
             return replace(purpose, task=Task.SEQUENCE, why=why, heads={})
     return None

@@ -73,7 +73,7 @@ def _has_peaks(maps: Floats) -> bool:
     """Tell whether maps are nothing but for a few places, as those of key points are: [height, width, maps]."""
     top = maps.max(-1)
     peak = float(top.max())
-    few = float((top > peak / 2).mean()) < MOST_PEAKED
+    few = peak > 0.0 and float((top > peak / 2).mean()) < MOST_PEAKED  # logarithms of shares have no peaks
     return maps.shape[-1] > 1 and few and float(np.median(top)) < BACKGROUND * peak
 
 
