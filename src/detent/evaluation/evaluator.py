@@ -159,8 +159,12 @@ class Evaluator:
         purpose = purpose_of(model, self._task, shapes)
         if self._task is not None:
             return purpose
-        first = [batch.pending for batch in islice(self.dataset, ASKED)]
-        return settled(purpose, lambda at: self._reference_outputs(first[at].load()), len(first))
+        first = list(islice(self.dataset, ASKED))
+
+        def answer(at: int) -> Mapping[str, Any]:
+            return self._reference_outputs(first[at].pending.load())
+
+        return settled(purpose, answer, len(first), len(first[0].names))
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:
