@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -61,9 +61,13 @@ def by_sample(records: Iterable[tuple[Batch, Sequence[Record]]]) -> tuple[list[s
     return names, found
 
 
-def class_scores(outputs: Mapping[str, Array], size: int) -> Array | None:
-    """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1."""
-    for array in outputs.values():
+def class_scores(outputs: Mapping[str, Array], size: int, heads: Container[str]) -> Array | None:
+    """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1.
+
+    It is one of `heads` if any of these is given out: features may come before what is computed from them.
+    """
+    rows = [array for name, array in outputs.items() if name in heads]
+    for array in rows or outputs.values():
         if array.ndim >= 2 and array.shape[0] == size and array.shape[1] >= 2 and array[0, 0].size == 1:
             return array.reshape(size, -1).astype(np.float32, copy=False)
     return None
@@ -95,12 +99,12 @@ class AnswerRecord(NamedTuple):
 class AccuracyMeasure:
     """Compares the top answers with labels."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset, heads: Container[str]) -> None:
+        self._dataset, self._heads = dataset, heads
         self._checked_classes: int | None = None
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AnswerRecord:
-        scores = class_scores(outputs, len(batch.names))
+        scores = class_scores(outputs, len(batch.names), self._heads)
         if scores is None:
             shapes = ", ".join(f"'{name}' {list(array.shape)}" for name, array in outputs.items())
             raise ModelError(
@@ -252,7 +256,8 @@ class DeviationMeasure:
         if self._purpose.task is not Task.CLASSIFY or len(scored) > 1:
             compared = task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names))
             return DeviationRecord(sums, compared=compared)
-        before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))
+        heads = self._purpose.heads
+        before, after = (class_scores(each, len(batch.names), heads) for each in (expected, outputs))
         # Top answers count only where both models give class scores; the noise counts in any case.
         if before is None or after is None:
             return DeviationRecord(sums)
