@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.graph.load import load
@@ -25,6 +26,18 @@ from detent.recipe.file import find_recipe
 
 XINT8 = find_recipe("XINT8").replace(clip_outputs=True)  # so that outputs are chosen as any other value
 IMAGE = (1, 3, 8, 8)
+RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+
+
+def since_runtime(minor: int, what: str) -> pytest.MarkDecorator:
+    """Skip a test of what onnxruntime has, or does right, since version 1.`minor`."""
+    return pytest.mark.skipif((1, minor) > RUNTIME, reason=f"{what} came with onnxruntime 1.{minor}")
+
+
+def needs_opset(version: int) -> pytest.MarkDecorator:
+    """Skip a test of operators that the installed onnx does not know yet."""
+    known = onnx.defs.onnx_opset_version()
+    return pytest.mark.skipif(version > known, reason=f"this onnx knows operators up to opset {known}")
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -35,6 +35,7 @@ from detent.numerics import NAMED_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import OutputFormat
 from tests.compat.scripts import IMAGE_SCRIPT
+from tests.models import since_runtime
 from tests.transformer_models import PLAIN, bert, bert_data
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +124,14 @@ def detent_command(request):
     return request.getfixturevalue("detent")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.stem)
+RUNNING = [
+    pytest.param(page, marks=[since_runtime(21, "bfloat16")] if page.stem == "formats" else [], id=page.stem)
+    for page in PAGES
+    if blocks_of(page)
+]
+
+
+@pytest.mark.parametrize("page", RUNNING)
 def test_page_runs(page, folder, monkeypatch, detent_command):
     with_demo = "cd digits\n" in page.read_text(encoding="utf-8")
     place, model = (folder / "digits", "digits.onnx") if with_demo else (folder, "model.onnx")

@@ -229,7 +229,8 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     feedback: Annotated[
         Names,
         names_flag(
-            "A state: samples are the steps of a sequence, and INPUT is what OUTPUT was in the step before.",
+            "A state: samples are the steps of a sequence, and INPUT is what OUTPUT was in the step before. "
+            "past.*=present.* stands for all of that name.",
             metavar="INPUT=OUTPUT",
         ),
     ]

@@ -23,9 +23,9 @@ from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
 from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.option_rows import ScriptNote
-from detent.errors import DetentError, UsageError
+from detent.errors import DetentError, ModelError, UsageError
 from tests.conftest import tiny_model
-from tests.models import build, info, node, run
+from tests.models import build, info, node, run, since_runtime
 
 
 class Reader:
@@ -264,6 +264,30 @@ def test_vai_q_onnx_writes_standard_pairs_unless_told_otherwise(tiny, tmp_path, 
     assert "VitisQuantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
 
 
+def test_a_model_that_is_not_there_is_named_whether_or_not_the_output_exists(tmp_path, samples):
+    for _ in range(2):
+        with pytest.raises(ModelError, match="none.onnx"):
+            quantize_static(tmp_path / "none.onnx", tmp_path / "out.onnx", Reader(samples))
+        (tmp_path / "out.onnx").touch()
+
+
+def test_all_samples_that_calibrate_are_looked_at(tiny, samples, capsys):
+    """Every eighth is judged by, too."""
+    ModelQuantizer(get_default_config("XINT8")).quantize_model(onnx.load(tiny), None, Reader(samples[:8]))
+    assert "Only 8 different samples" in capsys.readouterr().out
+
+
+def test_float8_has_the_scales_that_distribution_chooses(tiny, tmp_path, samples):
+    """The only calibration that onnxruntime has for these types."""
+    small = QuantType.QFLOAT8E4M3FN
+    written, method = tmp_path / "out.onnx", CalibrationMethod.Distribution
+    quantize_static(tiny, written, Reader(samples), activation_type=small, weight_type=small, calibrate_method=method)
+    made = onnx.load(written)
+    assert onnx.TensorProto.FLOAT8E4M3FN in {each.data_type for each in made.graph.initializer}
+    expected = run(onnx.load(tiny), {"x": samples[:1]})["y"]
+    np.testing.assert_allclose(run(made, {"x": samples[:1]})["y"], expected, atol=0.2 * np.abs(expected).max())
+
+
 def test_onnxruntimes_functions(tiny, tmp_path, samples):
     quantize_static(tiny, tmp_path / "a.onnx", Reader(samples), per_channel=True, weight_type=QuantType.QInt8)
     quantize(tiny, tmp_path / "b.onnx", StaticQuantConfig(Reader(samples), per_channel=True))
@@ -276,6 +300,7 @@ def test_onnxruntimes_functions(tiny, tmp_path, samples):
         quantize(tiny, tmp_path / "f.onnx", QuantizationConfig())
 
 
+@since_runtime(21, "calibration_providers")
 @pytest.mark.parametrize("ours", [quantize_static, quantize_dynamic, StaticQuantConfig, DynamicQuantConfig])
 def test_functions_have_the_signature_of_onnxruntimes(ours):
     """Up to arguments at the end, which a version of onnxruntime may not have yet."""

@@ -33,7 +33,7 @@ from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.recipe import PRESETS
 from tests.compat.scripts import READER
-from tests.models import build, info, node, normal
+from tests.models import build, info, node, normal, since_runtime
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
 INT16 = QLayerConfig(Int16Spec(), Int16Spec())
@@ -116,6 +116,7 @@ def test_the_two_directions_of_float16(tiny):
     assert {each.data_type for each in back.graph.initializer} & types_of <= {onnx.TensorProto.INT64}
 
 
+@since_runtime(22, "matmul_nbits_quantizer")
 def test_names_of_onnxruntimes_quantizer_are_its_own(detent, tiny, tmp_path, monkeypatch):
     text = """
 import sys
@@ -221,7 +222,10 @@ ModelQuantizer(config).quantize_model(sys.argv[1], "out.onnx", Reader())
     [
         "from quark.onnx.quant_utils import model_has_pre_process_metadata",
         "from onnxruntime.quantization.onnx_model import ONNXModel",
-        "import onnxruntime.quantization.static_quantize_runner",
+        pytest.param(
+            "import onnxruntime.quantization.static_quantize_runner",
+            marks=since_runtime(22, "static_quantize_runner"),
+        ),
     ],
 )
 def test_a_name_of_onnxruntimes_own_before_all_others_brings_none_of_the_rest(detent, tmp_path, monkeypatch, first):
@@ -236,6 +240,7 @@ print(quantize_static.__module__, module.quantize_dynamic.__module__)
     assert detent("run", "script.py").out.split() == ["detent.compat.entry_points"] * 2
 
 
+@since_runtime(22, "static_quantize_runner")
 def test_a_program_of_onnxruntime_that_quantizes_does_so_here(detent, tiny, tmp_path):
     data = tmp_path / "test_data_set_0"
     data.mkdir()

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization.quant_utils import model_has_pre_process_metadata
 
 from detent.compat import tools
 from detent.errors import ModelError, UsageError
@@ -37,6 +38,7 @@ def test_all_arguments_as_the_tutorial_lists_them(model, tmp_path):
     prepared = onnx.load(tmp_path / "p.onnx")
     assert [each.op_type for each in prepared.graph.node] == ["Conv", "Relu"]
     assert {value.name for value in prepared.graph.value_info}
+    assert model_has_pre_process_metadata(prepared)
     feeds = {"x": normal(1, 3, 8, 8, seed=3)}
     np.testing.assert_allclose(run(prepared, feeds)["y"], run(onnx.load(model), feeds)["y"], rtol=1e-4, atol=1e-5)
 

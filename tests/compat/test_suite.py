@@ -13,7 +13,7 @@ from detent.compat.tool_names import INSIDES, MODULES
 from detent.compat.tools import FUNCTIONS, TOOLS
 from detent.equalizations import CrossLayer
 from tests.compat.scripts import READER
-from tests.models import build, info, node, normal
+from tests.models import build, info, node, normal, since_runtime
 
 SUITE = {
     "a model from AMD's tutorial, the newest API": """
@@ -210,6 +210,7 @@ def test_a_script_runs_unmodified(detent, tiny, tmp_path, monkeypatch, samples, 
     assert np.abs(found - expected).max() < 0.15 * np.abs(expected).max()
 
 
+@since_runtime(22, "matmul_nbits_quantizer")
 def test_weights_of_four_bits(detent, tmp_path, monkeypatch):
     """A transformer's layer, with onnxruntime's quantizer of weights."""
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from detent.compat.option_rows import ScriptNote
 from detent.compat.tools import TOOLS, run_tool
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model
-from tests.models import build, node, normal, run
+from tests.models import build, node, normal, run, since_runtime
 
 REFUSED = (
     "convert_lstm_to_customlstm",
@@ -79,7 +79,9 @@ def test_there_and_back(tiny, tmp_path):
     np.testing.assert_allclose(run(onnx.load(single), feeds)["y"], expected, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("form", ["with_cast", "simulate_bf16", "bf16"])
+@pytest.mark.parametrize(
+    "form", ["with_cast", "simulate_bf16", pytest.param("bf16", marks=since_runtime(21, "opset 22"))]
+)
 def test_bfloat16(tiny, tmp_path, form):
     output = tmp_path / "b.onnx"
     run_tool("convert_fp32_to_bf16", ["--input", str(tiny), "--output", str(output), "--format", form])

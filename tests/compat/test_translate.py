@@ -7,7 +7,7 @@ import pytest
 from detent.compat import translate as module
 from detent.compat.algorithms import AdaRoundConfig
 from detent.compat.configs import PRESET_FIELDS, Config, QConfig, QuantizationConfig, get_default_config
-from detent.compat.data_types import Int8Spec
+from detent.compat.data_types import Int8Spec, QLayerConfig
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedQuantFormat,
@@ -353,11 +353,19 @@ def test_every_field_is_in_the_record():
         ({"specific_tensor_precision": True}, "no effect without the option MixedPrecisionTensor"),
         ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
         ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
+        ({"nodes_to_exclude": "conv1"}, "nodes_to_exclude='conv1': it must be a list of names"),
+        ({"op_types_to_quantize": "Conv"}, "op_types_to_quantize='Conv': it must be a list of names"),
     ],
 )
 def test_what_would_have_no_effect_is_an_error(fields, message):
     with pytest.raises(UsageError, match=message):
         translate(QuantizationConfig(**fields))
+
+
+def test_a_single_name_is_no_list():
+    layer = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
+    with pytest.raises(UsageError, match="exclude='conv1': it must be a list"):
+        translate(QConfig(layer, exclude="conv1"))
 
 
 def test_as_quark_leaves_means_without_their_dimensions():

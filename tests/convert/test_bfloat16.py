@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from detent.errors import ModelError, UsageError
 from tests.convert.forms import constants, converted, foreign, ops, quantized, same
-from tests.models import SMALL_MODELS, build, conv_relu_conv, info, node, normal, run
+from tests.models import SMALL_MODELS, build, conv_relu_conv, info, needs_opset, node, normal, run
 
 X = {"x": normal(1, 3, 8, 8, seed=2)}
 HUGE = np.float32(3.4e38)
@@ -187,7 +187,7 @@ def test_clip_before_quantizers():
     clipped_twice(foreign(nodes, {"s": np.float32(1), "z": np.array(0, ml_dtypes.bfloat16)}), EXTREMES)
 
 
-@pytest.mark.parametrize("form", ["cast", "simulated", "pure"])
+@pytest.mark.parametrize("form", ["cast", "simulated", pytest.param("pure", marks=needs_opset(23))])
 def test_an_operator_that_nobody_knows_is_named(form):
     proto = build([node("Mul", "x w", "m"), node("Add", "m w", "y")], "y", {"w": normal(8)})
     proto.graph.node[1].op_type = "Convv"

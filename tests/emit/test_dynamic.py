@@ -117,6 +117,20 @@ def test_weights_are_a_quarter():
     assert report.bytes_after == pytest.approx(128 * 128, abs=1500)
 
 
+@pytest.mark.parametrize("weights", [each for each in WEIGHTS if each.startswith("int8")])
+def test_convolutions_read_uint8(weights):
+    """Codes of int8 are counted from -128 on, as is their zero point: onnxruntime read nothing else before 1.24."""
+    proto, x = layer("conv")
+    w = numpy_helper.to_array(proto.graph.initializer[0])
+    report = quantized(proto, x, weights=WEIGHTS[weights])
+    (layer_node,) = (each for each in report.model.graph.node if each.op_type == "ConvInteger")
+    held = {each.name: numpy_helper.to_array(each) for each in report.model.graph.initializer}
+    codes, zero_point, scale = (held[name] for name in (layer_node.input[1], layer_node.input[3], "w_scale"))
+    assert codes.dtype == zero_point.dtype == np.uint8 and zero_point.ndim == 0
+    found = (codes.astype(np.int32) - zero_point) * scale.reshape(-1, 1, 1, 1)
+    assert np.abs(found - w).max() <= 0.51 * scale.max()
+
+
 @pytest.mark.parametrize("maker", [conv_relu_conv, residual])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_small_networks(maker, weights):

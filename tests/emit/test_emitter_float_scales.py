@@ -22,7 +22,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
 from detent.recipe.file import find_recipe
 from tests.conftest import tiny_model
-from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, planned, run, values_of
+from tests.models import IMAGE, RUNTIME, SMALL_MODELS, build, info, node, normal, planned, run, values_of
 
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 A8W8, A16W8 = find_recipe("A8W8"), find_recipe("A16W8")
@@ -181,6 +181,8 @@ def test_types_domains_and_opsets(recipe):
 @every_recipe
 @pytest.mark.parametrize("maker", SMALL_MODELS.values(), ids=SMALL_MODELS)
 def test_it_runs_with_all_optimizations_too(maker, recipe):
+    if RUNTIME < (1, 26) and not recipe.weights.symmetric and recipe.weights.granularity == "per_channel":
+        pytest.skip("onnxruntime's QLinearConv took one zero point for the whole weight before 1.26")
     model, plan = planned(maker(), FEEDS, recipe)
     plan = find_device(recipe.target).constraints.constrain(model, plan)
     for site in plan.layout.of_role(Role.WEIGHT):

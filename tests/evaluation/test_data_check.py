@@ -115,6 +115,13 @@ def test_coordinates_of_points_are_no_classes(rows, task):
     assert found.task is task and ("coordinates" in found.why) == (task is Task.REGRESS)
 
 
+@pytest.mark.parametrize(("size", "task"), [(1, Task.SEQUENCE), (16, Task.CLASSIFY)])
+def test_rows_that_are_more_than_the_samples_are_those_of_steps(size, task):
+    purpose = Purpose(Task.CLASSIFY, "'y' [?, 1, ?] is a row of scores" + BY_SHAPE)
+    found = settled(purpose, lambda at: {"y": normal(16, 1, 40, seed=at)}, 8, size)
+    assert found.task is task
+
+
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):
     """Three ratings between 2 and 4 of each sample: good data raises no doubt, and they are compared as numbers."""
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]
@@ -316,6 +323,28 @@ def test_a_state_that_is_always_zero_is_named_and_does_not_hide_the_input_that_d
     # A mask of zeros has the shape of no output.
     masked = [{"x": step["x"], "mask": np.zeros((1, 1, 1, 6), np.float32)} for step in steps]
     assert not question_data(masked, Purpose(Task.REGRESS, BY_SHAPE), answer)
+
+
+def test_large_regions_with_edges_are_no_blur():
+    """Such as bones and hearts: pixels far apart correlate as much as in a blurred image."""
+    rows, columns = np.mgrid[0:96, 0:96] / 96
+    images = [
+        np.array([(np.hypot(rows - 0.5, columns - 0.5) < radius).astype(np.float32)] * 3)[None]
+        for radius in np.linspace(0.3, 0.45, 16)
+    ]
+    assert "blurred" not in asked(images)
+
+
+@pytest.mark.parametrize(("detail", "side", "told"), [(0.0, 96, True), (0.3, 96, False), (0.0, 32, False)])
+def test_images_without_detail_are_told(detail, side, told):
+    """A few pixels, enlarged: a network answers them alike however it is quantized. Small inputs may be smooth."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(16):
+        few = np.asarray(Image.fromarray(rng.integers(0, 256, (3, 3, 3), np.uint8)).resize((side, side)), np.float32)
+        texture = np.repeat(np.repeat(rng.normal(0.0, 1.0, (side // 2, side // 2, 3)), 2, 0), 2, 1)
+        found.append((few / 255 + detail * texture).transpose(2, 0, 1)[None].astype(np.float32))
+    assert ("blurred" in asked(found)) == told
 
 
 def test_answers_that_are_no_numbers_are_told():

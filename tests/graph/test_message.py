@@ -15,7 +15,7 @@ from detent.graph.session import Runner
 from detent.prepare import prepare
 from detent.prepare.plain_forms import InlineFunctions
 from tests.conftest import tiny_model
-from tests.models import normal, with_maps
+from tests.models import needs_opset, normal, with_maps
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -269,6 +269,7 @@ def test_a_file_of_external_data_whose_name_is_no_text_is_not_there(tmp_path):
         read(path)
 
 
+@needs_opset(23)
 def test_types_that_only_the_converter_knows_are_a_model_error():
     """An output that is a sequence of maps, which the file does not say."""
     node = helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])

@@ -21,6 +21,7 @@ from detent.numerics.formats import (
     is_integer,
     is_product_bias,
 )
+from tests.models import RUNTIME, since_runtime
 
 
 @pytest.mark.parametrize("fmt", NAMED_FORMATS.values(), ids=str)
@@ -86,7 +87,10 @@ def near_ties(scale, fmt, seed):
     return np.concatenate([exact, np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf))])
 
 
-NARROW = ("int4", "uint4", "int8", "uint8", "int16", "uint16")
+NARROW = (
+    *(pytest.param(each, marks=since_runtime(23, "Cast of 4 bits")) for each in ("int4", "uint4")),
+    *("int8", "uint8", "int16", "uint16"),
+)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -97,6 +101,8 @@ def test_codes_are_those_of_onnxruntime(dtype, largest, seed):
     params = fmt.fit(-largest, 0.7 * largest)
     x = near_ties(float(params.scale), fmt, seed)
     np.testing.assert_array_equal(params.encode(x), quantize(x, params.scale, params.zero_point, dtype))
+    if RUNTIME < (1, 28):  # it rounds quotients of float16 otherwise
+        return
     half = x.astype(np.float16)
     scale = np.maximum(params.scale.astype(np.float16), np.float16(1e-4))
     codes = codec.encode(half, scale, params.zero_point, fmt.low, fmt.high, fmt.bits)

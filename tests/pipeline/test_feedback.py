@@ -8,6 +8,7 @@ import pytest
 
 import detent
 from detent.errors import DataError, UsageError
+from detent.observe.streams import states_of
 from detent.pipeline.job import make_job
 from detent.pipeline.prepared import Stopwatch, prepare_model
 from detent.progress import silent
@@ -43,6 +44,17 @@ def test_a_model_with_state_is_quantized(tmp_path):
     assert "fed back" in str(report)
 
 
+def test_a_pattern_names_the_states_of_all_layers():
+    nodes = [node("Add", f"past.{layer}.{kind} x", f"present.{layer}.{kind}") for layer in "01" for kind in "kv"]
+    states = [info(each.input[0], [1, 4]) for each in nodes]
+    proto = make(nodes, [info("x", [1, 4]), *states], [info(each.output[0], [1, 4]) for each in nodes])
+    wanted = {each.input[0]: each.output[0] for each in nodes}
+    assert states_of(["past.*=present.*"], ir.from_proto(proto)) == wanted
+    assert states_of(["past.*.k=present.*.k"], ir.from_proto(proto)) == {
+        state: result for state, result in wanted.items() if state.endswith("k")
+    }
+
+
 def test_keys_and_values_grow_from_nothing(tmp_path):
     nodes = [node("Concat", "past x", "present", axis=1), node("ReduceMean", "present", "y", axes=[1])]
     values = [info("x", [1, 1, 4]), info("past", [1, "past_length", 4])]
@@ -60,6 +72,9 @@ def test_keys_and_values_grow_from_nothing(tmp_path):
     [
         ({}, DataError, "--feedback state=OUTPUT"),
         ({"feedback": "state"}, UsageError, "expected INPUT=OUTPUT"),
+        ({"feedback": "state.*=next"}, UsageError, "expected INPUT=OUTPUT"),
+        ({"feedback": "pa*=nxt*"}, UsageError, "no input is named so"),
+        ({"feedback": "st*=nx*"}, UsageError, "no output 'nxate'"),
         ({"feedback": "stat=next"}, UsageError, "no input 'stat'. Did you mean 'state'"),
         ({"feedback": "state=nxt"}, UsageError, "no output 'nxt'"),
         ({"feedback": ["state=next", "x=y"]}, UsageError, "every input"),

@@ -208,6 +208,8 @@ LEFT = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_between_two_layers(name, tmp_path):
+    if OPERATORS[name][2] > onnx.defs.onnx_opset_version():
+        pytest.skip("this onnx does not know the operator yet")
     proto, found = model_of(name), {}
     floats = [run(proto, sample)["y"] for sample in SAMPLES[:4]]
     for recipe in RECIPES:

@@ -23,7 +23,20 @@ from detent.recipe import Override
 from detent.recipe.file import find_recipe
 from detent.recipe.recipe import PRESETS
 from tests.emit.forms import emitted, snapped
-from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
+from tests.models import (
+    IMAGE,
+    as_ir,
+    build,
+    concat,
+    conv_relu_conv,
+    info,
+    node,
+    normal,
+    residual,
+    run,
+    since_runtime,
+    values_of,
+)
 
 INT8, INT16, BF16 = IntegerFormat("int8"), IntegerFormat("int16"), FloatFormat("bfloat16")
 A8W8 = PRESETS["A8W8"].replace(method=MinMax(), weights=IntegerFormat("int8"))
@@ -245,7 +258,10 @@ def producers(proto):
     return {name: one for one in proto.graph.node for name in one.output}
 
 
-@pytest.mark.parametrize("form", ["qdq", "extended-qdq", "vitis-qdq"])
+@pytest.mark.parametrize(
+    "form",
+    ["qdq", *(pytest.param(f"{each}-qdq", marks=since_runtime(26, "overloads")) for each in ("extended", "vitis"))],
+)
 @pytest.mark.parametrize("dedicated", [False, True])
 def test_the_file_converts_at_the_border(form, dedicated):
     override = Override(nodes=("conv_y",), activations=INT16)

@@ -82,6 +82,8 @@ def test_what_stays_float_is_not(op_type):
 
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_the_table_fits_the_operators(op_type):
+    if not onnx.defs.has(op_type):
+        pytest.skip("this onnx does not know the operator yet")
     schema = onnx.defs.get_schema(op_type)
     operator = OPERATORS[op_type]
     names = [formal.name for formal in schema.inputs]

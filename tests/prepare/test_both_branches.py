@@ -9,6 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import detent
+from detent.errors import UsageError
 from detent.prepare import BothBranches
 from tests.models import normal
 from tests.prepare.equivalence import check, f32, info, make, node
@@ -55,17 +56,34 @@ def test_an_if_inside_a_branch_and_a_result_from_outside(feeds):
     ("one", "two", "why"),
     [
         (("Neg", "x"), ("ReduceMax", "x"), "has shape"),
-        (("Shape", "x"), ("NonZero", "x"), "has shape"),
+        (("NonZero", "x"), ("NonZero", "x"), "has a shape that is known only"),
     ],
 )
 def test_results_of_different_shapes_keep_the_if(one, two, why):
     bodies = {key: branch([node(*each, "t")], "t") for key, each in (("then_branch", one), ("else_branch", two))}
     nodes = [*CONDITION, node("If", "c", "y", **bodies)]
     proto = make(nodes, [info("x", [2, 3])], [helper.make_value_info("y", onnx.TypeProto())], ZERO)
+    model = ir.from_proto(proto)
+    with pytest.raises(UsageError, match=f"'t' {why}"):
+        BothBranches()(model)
+    assert [each.op_type for each in model.graph][2:] == ["If"]
+
+
+def test_one_of_two_stays():
+    negated, largest, passed = (
+        branch([node(op, "x", "t", keepdims=keep) if keep is not None else node(op, "x", "t")], "t")
+        for op, keep in (("Neg", None), ("ReduceMax", 0), ("Abs", None))
+    )
+    nodes = [
+        *CONDITION,
+        node("If", "c", "y", name="one", then_branch=negated, else_branch=passed),
+        node("If", "c", "z", name="two", then_branch=negated, else_branch=largest),
+    ]
+    proto = make(nodes, [info("x", [2, 3])], [info("y", [2, 3]), helper.make_value_info("z", onnx.TypeProto())], ZERO)
     model, step = ir.from_proto(proto), BothBranches()
     step(model)
-    assert [each.op_type for each in model.graph][2:] == ["If"]
-    assert why in step.declined[0].what
+    assert [each.name for each in model.graph if each.op_type == "If"] == ["two"]
+    assert [each.node for each in step.declined] == ["two"]
 
 
 def test_its_layers_are_quantized_on_request(tmp_path):

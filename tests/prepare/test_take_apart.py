@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from detent.prepare import InferShapes, TakeApart, prepare
+from tests.models import since_runtime
 from tests.prepare.equivalence import f32, info, make, node, run
 
 MS = "com.microsoft"
@@ -45,7 +46,7 @@ def test_gelus(op, opset):
     assert ("Gelu" in ops) == (opset >= 20 and op != "QuickGelu")
 
 
-@pytest.mark.parametrize("simple", [False, True])
+@pytest.mark.parametrize("simple", [False, pytest.param(True, marks=since_runtime(21, "the sum with a bias"))])
 @pytest.mark.parametrize("opset", [17, 18])
 def test_the_norm_of_a_sum_and_the_sum_itself(simple, opset):
     op = "SkipSimplifiedLayerNormalization" if simple else "SkipLayerNormalization"
@@ -95,7 +96,7 @@ def test_attention(mask, causal, sizes):
     taken_apart(proto, {"x": f32(2, 4, 6), "raw": given.astype(np.int32), "lengths": given.astype(np.int32)})
 
 
-@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("mask", [False, pytest.param(True, marks=since_runtime(21, "a mask beside another"))])
 @pytest.mark.parametrize("scale", [None, 0.7])
 def test_attention_of_a_query_a_key_and_a_value(mask, scale):
     names = "q k v b raw add" if mask else "q k v b"

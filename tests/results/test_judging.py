@@ -50,6 +50,12 @@ def test_verdicts_by_noise(figures, level):
     [
         (answers("classify", 0.0, (0.0, 0.029)), "close"),
         (answers("classify", 0.009, (0.0, 0.04)), "close"),
+        (answers("classify", 0.0, (0.0, 0.029), same_top1_high=0.8), "close"),
+        (
+            answers("classify", 0.0, (0.0, 0.029), same_top1_high=0.7),
+            "unclear",
+        ),  # float is unsure, so changes cost little
+        (answers("classify", 0.009, (0.0, 0.04), same_top1_high=0.7), "unclear"),
         (answers("classify", 0.009, (0.0, 0.04), samples=31), "unclear"),
         (answers("classify", 0.03, (0.01, 0.06)), "unclear"),
         (answers("classify", 0.03, (0.016, 0.06)), "worse"),

@@ -149,6 +149,15 @@ def test_what_a_network_has_chosen_itself(shares):
         np.testing.assert_allclose(found.boxes, [BOX, np.array(BOX) / 2], rtol=1e-5, err_msg=tool)
 
 
+@pytest.mark.parametrize(("others", "classes"), [(32, 80), (51, 1)])
+def test_masks_or_key_points_may_follow_objects_that_were_chosen(others, classes):
+    """YOLO26 gives corners, score and class of each object, then coefficients of its mask or its key points."""
+    output = np.zeros((1, 300, 6 + others), np.float32)
+    output[0, 0, :6], output[0, 1, :6] = [*BOX, 0.5, classes - 1], [*(np.array(BOX) / 2), 0.0, 0]
+    output[0, :, 6:] = -3.5
+    assert only(recognise_head(shapes(y=output), IMAGE, classes), {"y": output}) == (0.5, classes - 1)
+
+
 def test_rows_may_have_no_objectness():
     """RT-DETR by Ultralytics gives centers and sizes as shares, and a score of each class."""
     output = np.zeros((1, 300, 4 + 80), np.float32)
@@ -217,6 +226,10 @@ def test_no_objects():
     }
     assert not len(recognise_head(shapes(**outputs), IMAGE).detect(outputs)[0])
     assert not len(Head("columns", ("y",), 3, IMAGE).detect({"y": np.zeros((1, 7, 0), np.float32)})[0])
+
+
+def test_scores_beside_the_best_class_are_no_boxes():
+    assert recognise_head({"scores": (1, 5), "best": (1,)}, IMAGE) is None
 
 
 @pytest.mark.parametrize("shape", [(1, 1000), (1, 3, 64, 64), (8, 128, 384, 2)])

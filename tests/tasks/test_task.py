@@ -43,6 +43,7 @@ def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto
         ([("y", (1, 21, 64, 64))], Task.SEGMENT),
         ([("y", (1, 19, 8, 8))], Task.SEGMENT),
         ([("y", (1, 3, 128, 128))], Task.IMAGE),
+        ([("y", (1, 3, 100, 100))], Task.IMAGE),  # twice the size without padding: waifu2x
         ([("depth", (1, 1, 64, 64))], Task.REGRESS),
         ([("depth", (1, 64, 64))], Task.REGRESS),
         ([("y", (1, 252, 6))], Task.DETECT),  # 3 anchors in each of 64 / 8, 16 and 32: 64 + 16 + 4 cells
@@ -253,6 +254,8 @@ def test_three_channels_that_are_interpolated_are_classes() -> None:
     nodes = [node("Conv", "x w", "a", strides=[2, 2]), node("Resize", "a _ s", "y", mode="linear")]
     regions = as_ir(build(nodes, "y", constants, [IMAGE]))
     assert recognise_task(regions.graph, {}, {"y": (1, 3, 64, 64)})[0] is Task.SEGMENT
+    # Real-ESRGAN's for twice the size enlarges four times and comes down.
+    assert recognise_task(regions.graph, {}, {"y": (1, 3, 128, 128)})[0] is Task.IMAGE
 
 
 def test_a_normalized_row_is_an_embedding() -> None:

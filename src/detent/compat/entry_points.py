@@ -305,7 +305,7 @@ def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
     """Return whether the result takes the place of the float model, which other tools allow."""
     if output is None or isinstance(model, onnx.ModelProto):
         return False
-    return Path(output).exists() and Path(output).samefile(model)
+    return all(Path(each).exists() for each in (output, model)) and Path(output).samefile(model)
 
 
 def _converted(proto: onnx.ModelProto, steps: tuple[str | ConversionStep, ...], output: Path | None) -> onnx.ModelProto:

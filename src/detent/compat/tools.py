@@ -372,6 +372,7 @@ def quant_pre_process(
     model = load(model_input)
     passes = _passes(skip_optimization, skip_shapes=skip_onnx_shape and skip_symbolic_shape)
     changes = prepare(model, passes)
+    model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # which its own functions ask for
     if verbose >= 1:
         for left in (left for step in passes for left in step.declined):
             LOG.warning("%s: %s", left.node, left.what)

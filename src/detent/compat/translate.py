@@ -33,7 +33,7 @@ from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import SCALES, TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.layer_tensors import LayerFormats, is_regex
-from detent.compat.option_rows import ScriptNote, apply_rows, boolean, honoured, note, noted
+from detent.compat.option_rows import ScriptNote, apply_rows, boolean, honoured, names, note, noted
 from detent.compat.option_rules import METHODS, SEVEN_BITS, SHIFTED_METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
@@ -42,6 +42,7 @@ from detent.devices.catalog import WHERE_IT_HELPS, find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import MinMax
+from detent.numerics.floats import is_float
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan import concats, pools
@@ -217,6 +218,8 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     if not dynamic:
         activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
     weights = _weights(config, scale)
+    if config.calibrate_method == enums.CalibrationMethod.Distribution:  # it chooses the scales of float8 types
+        activations, weights = (fmt.replace(scaled=True) if is_float(fmt) else fmt for fmt in (activations, weights))
     integers = is_integer(activations) and is_integer(weights)
     written = _written(config, activations, weights)
     target = _target(config, options, activations, weights, written)
@@ -292,18 +295,27 @@ def _target(
 
 
 def _operators(config: QuantizationConfig) -> tuple[str, ...]:
-    if config.op_types_to_quantize:
-        return tuple(config.op_types_to_quantize)
+    if given := _names(config, "op_types_to_quantize"):
+        return given
     if config.enable_npu_transformer:
         return ("MatMul", "Gemm")
     return DYNAMIC_OPERATORS if config.use_dynamic_quant else ()
 
 
+def _names(config: QuantizationConfig, field: str) -> tuple[str, ...]:
+    """Return a field that lists names; a single text would be a list of its letters."""
+    try:
+        return names(getattr(config, field))
+    except UsageError as error:
+        raise UsageError(f"{field}={getattr(config, field)!r}: {error}") from None
+
+
 def _excluded(request: Request, config: QuantizationConfig) -> Request:
     """Return the request with the nodes that stay float."""
-    patterns = tuple(name for name in config.nodes_to_exclude if is_regex(name))
-    names = tuple(name for name in config.nodes_to_exclude if name not in patterns)
-    request = request.replace(exclude=names, patterns=patterns, external_data=config.use_external_data_format)
+    given = _names(config, "nodes_to_exclude")
+    patterns = tuple(name for name in given if is_regex(name))
+    exclude = tuple(name for name in given if name not in patterns)
+    request = request.replace(exclude=exclude, patterns=patterns, external_data=config.use_external_data_format)
     for part in config.subgraphs_to_exclude:
         request = request.with_override(Override(between=_ends(part, "to exclude"), leave_float=True))
     return request
@@ -433,13 +445,16 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override | LayerF
     layers = [each for each in (*config.layer_type_config, *config.specific_layer_config) if each is not None]
     others = [spec for each in layers for spec in each.roles.values() if spec is not None]
     device = device and all(spec.kind in eight_bits for spec in others)
-    parts = [each for each in config.exclude if not isinstance(each, str)]
+    given: Any = config.exclude
+    if isinstance(given, str):
+        raise UsageError(f"exclude={given!r}: it must be a list of names and subgraphs.")
+    parts = [each for each in given if not isinstance(each, str)]
     older = QuantizationConfig(
         calibrate_method=_method(_calibrating(config, "activations")),
         quant_format=enums.QuantFormat.QDQ if plain else enums.ExtendedQuantFormat.QDQ,
         activation_type=inputs.data_type,
         weight_type=weight.data_type,
-        nodes_to_exclude=[each for each in config.exclude if isinstance(each, str)],
+        nodes_to_exclude=[each for each in given if isinstance(each, str)],
         subgraphs_to_exclude=[pair for part in parts for pair in ([part] if _is_pair(part) else part)],
         per_channel=weight.quant_granularity == enums.QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,

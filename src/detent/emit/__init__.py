@@ -267,8 +267,11 @@ class _DynamicEmitter:
         codes = params.encode(array).astype(params.format.dtype)
         if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
             codes = np.ascontiguousarray(codes.T)
-        stored = self._writer.constant(f"{weight.name}_quantized", codes)
         zeros = params.zero_point.astype(params.format.dtype)
+        if node.op_type == "Conv" and codes.dtype == np.int8:
+            # Both counted from -128 on: before onnxruntime 1.24, ConvInteger reads uint8 alone.
+            codes, zeros = (each.view(np.uint8) ^ np.uint8(128) for each in (codes, zeros))
+        stored = self._writer.constant(f"{weight.name}_quantized", codes)
         if zeros.size and (zeros == zeros.flat[0]).all():
             zeros = zeros.reshape(-1)[0]  # onnxruntime's ConvInteger takes one for the whole weight only
         return stored, zero_point, self._writer.constant(f"{weight.name}_zero_point", np.asarray(zeros))

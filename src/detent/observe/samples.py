@@ -50,6 +50,10 @@ class PendingSample:
     size: int = 1
     counted: bool = False
 
+    def is_taken(self, *, counted: bool) -> bool:
+        """Return whether it is not held out; with `counted`, whether it calibrates."""
+        return not self.held_out or (counted and self.counted)
+
     def load(self) -> Sample:
         """Decode and check. Raise `DataError` if the data cannot be read or does not fit the model."""
         return Sample(self.index, self.origin, self.read(), self.held_out)
@@ -86,9 +90,12 @@ class Source(Protocol):
 
     def __iter__(self) -> Iterator[PendingSample]: ...
 
-    def peek(self, count: int) -> list[PendingSample]:
-        """Return the first `count` samples that are not held out. The next pass gives them again."""
-        return list(islice((pending for pending in self if not pending.held_out), count))
+    def peek(self, count: int, *, counted: bool = False) -> list[PendingSample]:
+        """Return the first `count` samples that are not held out. The next pass gives them again.
+
+        With `counted` these are all that calibrate, some of which may be held out.
+        """
+        return list(islice((pending for pending in self if pending.is_taken(counted=counted)), count))
 
 
 def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) -> list[str]:

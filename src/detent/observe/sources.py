@@ -80,8 +80,8 @@ def _answer(sides: Sides | None, answers: Sequence[Shape]) -> Answer:
     if sides is None:
         return ""
     for image in filter(None, map(_image_sides, answers)):
-        # As large as the image, or several times as large.
-        if all(one is None or (own is not None and one % own == 0) for own, one in zip(sides, image, strict=True)):
+        # As large as the image, or larger: several times, or a bit less than that without padding.
+        if all(one is None or (own is not None and one >= own) for own, one in zip(sides, image, strict=True)):
             return "image"
     rows = [shape[1:] for shape in answers if len(shape) == 3]
     if len(rows) != 1 or None in sides or None in rows[0]:

@@ -18,6 +18,7 @@ A model with state is fed in one step what it handed on in the step before:
 
     detent quantize vad.onnx vad_int8.onnx --calib chunks/ --feedback state=stateN
 
+A decoder has a state for each layer: `--feedback 'past.*=present.*'` names all of them, the same in place of each *.
 Samples are then the steps of one sequence, in order, without the states. The first step starts from zeros, or from
 nothing where the state grows with the sequence, as keys and values of a decoder do. The float model computes the
 states, so what is quantized sees those that it has in use.
@@ -111,16 +112,16 @@ class StreamSource(Source):
         self._started = True
         return self._pass()
 
-    def peek(self, count: int) -> list[PendingSample]:
+    def peek(self, count: int, *, counted: bool = False) -> list[PendingSample]:
         """Return the first samples. What can be read only once is kept, for the one pass."""
         if self.repeatable:
-            return super().peek(count)
+            return super().peek(count, counted=counted)
         samples = iter(self)
         chosen: list[PendingSample] = []
         read: list[PendingSample] = []
         while len(chosen) < count and (pending := next(samples, None)) is not None:
             read.append(pending)
-            if not pending.held_out:
+            if pending.is_taken(counted=counted):
                 chosen.append(pending)
         self._peeked = chain(read, samples)
         return chosen
@@ -316,10 +317,8 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
     """Return the output that each state comes from, from texts such as `past=present`."""
     inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
     found: dict[str, str] = {}
-    for text in given:
-        state, separator, result = text.partition("=")
-        if not separator:
-            raise UsageError(f"--feedback '{text}': expected INPUT=OUTPUT, such as past=present.")
+    for text in chain.from_iterable(_each_state(text, inputs) for text in given):
+        state, _, result = text.partition("=")
         for name, known, kind in ((state, inputs, "input"), (result, outputs, "output")):
             if name not in known:
                 raise UsageError(
@@ -339,6 +338,20 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
     if found and len(found) == len(inputs):
         raise UsageError("--feedback names every input of the model: there must be one that samples are fed to.")
     return found
+
+
+def _each_state(text: str, inputs: Sequence[str]) -> list[str]:
+    """Return INPUT=OUTPUT for every input that a pattern names; any other text as it is."""
+    state, separator, result = text.partition("=")
+    if not separator or state.count("*") != result.count("*") or state.count("*") > 1:
+        raise UsageError(f"--feedback '{text}': expected INPUT=OUTPUT, such as past=present, or past.*=present.*.")
+    if "*" not in state or state in inputs:
+        return [text]
+    head, _, tail = state.partition("*")
+    named = [name for name in inputs if name.startswith(head) and name[len(head) :].endswith(tail)]
+    if not named:
+        raise UsageError(f"--feedback '{text}': no input is named so. The model has {', '.join(inputs)}.")
+    return [f"{name}={result.replace('*', name[len(head) : len(name) - len(tail)])}" for name in named]
 
 
 def _may_be_equal(one: ir.Shape, other: ir.Shape) -> bool:

@@ -297,7 +297,7 @@ def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) ->
     """Return the samples to question the data by. Random data is known to be wrong."""
     if source is None or source.random or job.probes:
         return []
-    return samples[:LOOKED_AT] if len(samples) >= LOOKED_AT else source.peek(LOOKED_AT)
+    return samples[:LOOKED_AT] if len(samples) >= LOOKED_AT else source.peek(LOOKED_AT, counted=True)
 
 
 def _question(
@@ -318,7 +318,7 @@ def _question(
 
     purpose = prepared.purpose
     if prepared.job.options["task"] is None:
-        purpose = settled(purpose, answer, len(samples))
+        purpose = settled(purpose, answer, len(samples), looked_at[0].size)
     found = question_data(
         samples,
         purpose,

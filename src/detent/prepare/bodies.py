@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from detent.errors import UsageError
 from detent.graph import values
 from detent.graph.values import Names
 from detent.prepare.base import Pass, label_of
@@ -56,6 +57,7 @@ class BothBranches(Pass):
     - each result of the If is a Where of the results of both branches;
     - an If that becomes part of the main graph in this way is treated, too;
     - an If stays if a result is no tensor, or if the branches may give it different shapes: a Where would stretch one.
+      If all of them do, that is a `UsageError`: it was asked for.
 
     The branch that is not chosen must be able to compute what it is given, which nothing here can know; quantizing
     compares both models on the data. It takes time on the device, and its ranges are those of all samples.
@@ -67,7 +69,13 @@ class BothBranches(Pass):
             infer(model)
             joined = [self._join(model, node) for node in found]
             if not any(joined):
-                return
+                break
+        if self.declined and not self.changes:
+            why = self.declined[0]
+            raise UsageError(
+                f"both_branches: the If '{why.node}' stays: {why.what}. Leave the step out; if an input of the model "
+                "chooses the branch, make it constant (--fix-input INPUT=VALUE)."
+            )
 
     def _join(self, model: ir.Model, node: ir.Node) -> bool:
         condition, branches = node.inputs[0], [node.attributes.get(name) for name in ("then_branch", "else_branch")]
@@ -76,7 +84,7 @@ class BothBranches(Pass):
         bodies = [each.as_graph() for each in branches if each is not None]
         for pair in zip(*(body.outputs for body in bodies), strict=True):
             if (why := _unlike(condition, *pair)) is not None:
-                self.decline(node, f"its branches cannot both be computed: '{pair[0].name}' {why}")
+                self.decline(node, f"its result '{pair[0].name}' {why}")
                 return False
         names = Names(model, apart_from=bodies)
         (first, ours), (second, others) = (_write_out(model, node, body, names) for body in bodies)
@@ -96,10 +104,11 @@ def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
     """Return why a Where cannot choose between two results, if it cannot."""
     if not all(isinstance(value.type, ir.TensorType) for value in (one, other)):
         return "is no tensor"
-    known = one.shape is not None and all(getattr(dim, "value", dim) is not None for dim in one.shape)
-    if not known or one.shape != other.shape:
-        return f"has shape {one.shape} in one and {other.shape} in the other"
-    if one.shape is not None and not len(one.shape) and (condition.shape is None or len(condition.shape)):
+    if one.shape is None or any(getattr(dim, "value", dim) is None for dim in one.shape):
+        return "has a shape that is known only when the model runs"
+    if one.shape != other.shape:
+        return f"has shape {one.shape} in one branch and {other.shape} in the other"
+    if not len(one.shape) and (condition.shape is None or len(condition.shape)):
         return "is one number, and the condition a list"
     return None
 

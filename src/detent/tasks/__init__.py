@@ -379,8 +379,10 @@ def _of_maps(
     )
     if channels == 1 and larger and colours in (3, 4):
         return Task.REGRESS, f"{text} is a number for each pixel of a colour image"
-    # What a network computes for the pixels of an image it does not leave to interpolation; for regions it does.
-    if channels in (1, 3) and larger and not ends_in(value, ("Resize", "Upsample")):
+    # What a network computes for the pixels of an image it does not leave to interpolation; for regions it does, but
+    # only up to the size of the image: beyond are those that enlarge, and may come down to the size that is asked for.
+    enlarged = not open_size and (height or 0) > (image or (0, 0))[0]
+    if channels in (1, 3) and (enlarged or (larger and not ends_in(value, ("Resize", "Upsample")))):
         return Task.IMAGE, f"{text} is an image"
     near = open_size or ((height or 0) * _COARSEST >= (image or (0, 0))[0] and (height or 0) > 1)
     if channels is not None and channels >= 2 and near:

@@ -8,6 +8,7 @@ Exporters write these layouts, which are recognised by shape and values:
 | `rows`    | (n, anchors, 5 + classes)              | the same, or relative to a cell | YOLOv5, v6, v7, YOLOX      |
 |           | (n, anchors, 4 + classes)              | center and size                 | RT-DETR by Ultralytics     |
 |           | (n, cells, classes + sides)            | distances from a cell's center  | NanoDet                    |
+|           | (n, objects, 6 + others)               | as `final`                      | YOLO26's masks, key points |
 | `pair`    | (n, anchors, 4), (n, anchors, classes) | corners, or center and size     | SSD, RetinaNet, DETR       |
 |           | (n, anchors, 4), (n, classes, anchors) | the same                        | before an NMS of ONNX      |
 |           | (n, anchors, 4 + points), (n, anchors, 1) | center and size               | BlazeFace                  |
@@ -21,10 +22,10 @@ Exporters write these layouts, which are recognised by shape and values:
 `levels` are such outputs for each grid, and a `pair` may be one for each grid too. A distance is in strides: a number,
 or the mean of a distribution over bins. Rows of NanoDet are told by their values: scores between 0 and 1, then logits
 of the bins. In other `rows` the fifth number is the objectness, which the score of each class is multiplied with,
-unless the number of classes is known and leaves no place for it. Both outputs of a `pair` may have their positions
-last, and scores may be logits. A first or last class of a `pair` that most positions are certain of is the background,
-and no object. `lists` may have an axis of the batch, and more places than objects: what is left over has a score of 0.
-Boxes may be shares of the image's sides.
+unless the number of classes is known and leaves no place for it, or it is a score and the class comes behind it. Both
+outputs of a `pair` may have their positions last, and scores may be logits. A first or last class of a `pair` that most
+positions are certain of is the background, and no object. `lists` may have an axis of the batch, and more places than
+objects: what is left over has a score of 0. Boxes may be shares of the image's sides.
 
 The boxes of a `pair` may be offsets from anchors that only the code around the model knows (SSD, RetinaFace). Two boxes
 of one anchor overlap by the same share whatever that anchor is, since the overlap does not change if all is moved or
@@ -148,7 +149,8 @@ def _layout_of_one(shape: Shape, image: tuple[int, int], classes: int | None) ->
     if classes is not None:
         if first >= 4 + classes and second > first:
             return "columns", classes
-        if second >= 4 + classes and first > second:
+        chosen = second > OBJECT and first <= MOST_OBJECTS and first not in anchors_of(image)
+        if first > second and (second >= 4 + classes or chosen):
             return "rows", classes
         return None
     if second > first >= 5 and second >= 100:
@@ -220,7 +222,9 @@ def _lists_of(shapes: Mapping[str, Shape], image: tuple[int, int]) -> Head | Non
     """Return the head of boxes that were chosen, beside a score and a class of each."""
     for name, shape in shapes.items():
         beside = [other for other, sizes in shapes.items() if sizes == shape[:-1] and len(sizes) in (1, 2)]
-        if shape[-1:] in ((4,), (5,)) and len(beside) >= 6 - (shape[-1] or 0):
+        # Five scores of classes beside the best one look the same without an axis of the batch.
+        scored = shape[-1:] == (5,) and len(shape) == 3
+        if (shape[-1:] == (4,) and len(beside) >= 2) or (scored and beside):
             return Head("lists", (name, *beside[:2]), 0, image)
     return None
 
@@ -255,6 +259,10 @@ def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     sides = _columns_of_distances(rows, head.image)
     if sides:
         return _around_cells(rows[:, -sides:], head.image), rows[:, :-sides]
+    if len(rows) not in anchors_of(head.image) and _are_kinds(rows[:, 5], rows[:, 4]) and rows[:, 4].any():
+        chosen = np.zeros((len(rows), head.classes), np.float32)
+        chosen[np.arange(len(rows)), np.clip(rows[:, 5], 0, head.classes - 1).astype(np.int64)] = rows[:, 4]
+        return _in_pixels(rows[:, :4], head.image), chosen
     if _is_on_grid(rows, head.image):
         rows = _off_grid(rows, head.image)
     boxes = _in_pixels(_corners(rows), head.image)
