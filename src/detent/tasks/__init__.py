@@ -154,7 +154,7 @@ def _without_rows(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
 
 
 def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
-    """Return the outputs that hold answers of a classifier, tagger or detector, and of which kind; else empty.
+    """Return the outputs that hold scores, numbers or objects, and which of these; empty for other tasks.
 
     The task is right about rows whose ending says otherwise: who names it knows how the model is used.
     """
@@ -162,6 +162,10 @@ def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None
     if task is Task.DETECT:
         head = recognise_head(known, image_size(graph) or (640, 640))
         return {} if head is None else dict.fromkeys(head.outputs, "objects")
+    if task is Task.SEQUENCE:
+        steps = {value: shape[-1] for value in graph.outputs if len(shape := known.get(str(value.name), ())) == 3}
+        scores = [each for each, size in steps.items() if are_scores(each) or _is_of_labels(each, size)]
+        return {str(each.name): "classes" for each in scores}
     if task not in (Task.CLASSIFY, Task.TAG):
         return {}
     found = score_rows(graph, known)
