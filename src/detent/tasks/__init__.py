@@ -89,6 +89,7 @@ _METADATA_WORDS = {
     "image-to-image": Task.IMAGE,
 }
 BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
+BY_LAYOUT = "outputs laid out as a detector's"  # how a reason begins that stands on shapes alone, too
 _FEW_CLASSES = 32  # Vectors of words are longer
 FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
 VECTOR_SIZES = range(64, 4097, 64)  # of vectors to compare; numbers of classes are seldom multiples of 64
@@ -110,7 +111,7 @@ def recognise_task(
     if tail is not None and _may_be_detections(tail, image, known):
         return Task.DETECT, f"post-processing of detections: {tail.sign}"
     if image is not None and _is_laid_out_as_detections(_without_rows(known), image):
-        return Task.DETECT, f"outputs laid out as a detector's: {shapes_text(known)}"
+        return Task.DETECT, f"{BY_LAYOUT}: {shapes_text(known)}"
     for value in graph.outputs:
         if value.name not in known:
             continue
