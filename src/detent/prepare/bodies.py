@@ -125,7 +125,7 @@ def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
     count = int(limit.item())
     size = count * sum(1 for _ in body.all_nodes())
     if not 0 < count <= size <= MOST_NODES:
-        step.decline(node, f"{count} steps of its body are {size} nodes, and at most {MOST_NODES} are written out")
+        step.decline(node, f"its {count} steps are {size} nodes, and only 1 to {MOST_NODES} are written out")
         return False
     weights = count * sum(tensor.nbytes for tensor in _constants(body))
     if weights > MOST_BYTES:
