@@ -108,8 +108,9 @@ def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
         return "has a shape that is known only when the model runs"
     if one.shape != other.shape:
         return f"has shape {one.shape} in one branch and {other.shape} in the other"
-    if not len(one.shape) and (condition.shape is None or len(condition.shape)):
-        return "is one number, and the condition a list"
+    # A condition is one element, of whatever shape; mostly it has no axes, or one.
+    if (1 if condition.shape is None else len(condition.shape)) > len(one.shape):
+        return "has fewer axes than the condition"
     return None
 
 
