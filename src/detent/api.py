@@ -125,7 +125,7 @@ def tune(
         options: as listed below. `max_drop` is in points of top-1 with labels, in units of the metric with one, else
             in points that the task is expected to lose against the float model's answers (or in percent of output
             error, if the task has no such figure). Without `evaluation` data, the samples that `quantize` would hold
-            out of calibration judge.
+            out of calibration judge, but at least 4.
 
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
