@@ -388,7 +388,7 @@ def test_answers_that_are_no_numbers_are_told():
         return {"pitch": np.full((1, 4), np.nan), "rest": np.array([[np.nan, *feeds["x"][0]]])}
 
     (said,) = question_data(samples, Purpose(Task.REGRESS, BY_SHAPE), answer)
-    assert "NaN in all of output 'pitch' on the first 8 samples" in said
+    assert "Output 'pitch' of the float model is NaN throughout on the first 8 samples" in said
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0])

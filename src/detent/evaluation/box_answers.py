@@ -48,7 +48,7 @@ def head_of(purpose: Purpose, outputs: Outputs) -> Head:
 
 
 def detections_of(purpose: Purpose, outputs: Outputs) -> list[Detections]:
-    """Return what each image's detections are. Raise ValueError if the layout of the outputs is not known."""
+    """Return the detections of each image. Raise ValueError if the layout of the outputs is not known."""
     return head_of(purpose, outputs).detect(outputs, 0.01)
 
 
@@ -61,7 +61,7 @@ def _compare(purpose: Purpose, expected: Outputs, found: Outputs, _: int) -> lis
 def _compare_detections(one: Detections, other: Detections) -> Row:
     confident = one.above(LEAST_SCORE)
     numbers = _kept(confident, one, other, LEAST_SCORE)
-    # The same of the best few, whatever their scores, in case that no sample has a confident one.
+    # The same for the best few, whatever their scores, in case no sample has a confident one.
     best = one.take(slice(BEST))
     least = float(np.nextafter(best.scores[-1], np.float32(0.0))) if len(best) else 1.0  # the last one is above it
     return numbers | {f"best_{name}": value for name, value in _kept(best, one, other, least).items()}
@@ -91,7 +91,7 @@ def _kept(wanted: Detections, one: Detections, other: Detections, least: float) 
 def _precision_kept(shared: Floats) -> Floats:
     """Return the share of average precision that boxes keep which overlap with those of float by `shared`.
 
-    A box of float is OWN_ERROR away from the labelled one. What rounding adds knows nothing of that, so the squares of
+    A box of float is OWN_ERROR away from the labelled one. What rounding adds is independent of that, so the squares of
     both add up. Average precision counts overlaps from 0.5 on, in even steps: a loss of 0.5 is all of it.
     """
     further = np.hypot(OWN_ERROR, 1.0 - shared) - OWN_ERROR
@@ -105,7 +105,7 @@ def _summarize(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     wanted, kept, extra, shown, shift, overlap = (float(rows[f"{faint}{name}"].sum()) for name in totals)
     loss, (low, high) = bootstrap(*_costs(rows))
     lost = wanted - kept
-    # A lost detection is rare and costs much: that none of a few is lost may be chance.
+    # Few detections are lost, but each costs much: if none of a few is lost, that may be chance.
     most = unseen(round(lost), round(wanted), COST_OF_LOST * lost, COST_OF_LOST) if wanted else 1.0
     interval = low, max(high, most)
     moved = shift / kept if kept else 0.0
@@ -133,7 +133,7 @@ def _costs(rows: Rows) -> tuple[Floats, Floats]:
 
 
 def _faint(rows: Rows) -> str:
-    """Return how the numbers begin that count: float may have found nothing with confidence in any sample."""
+    """Return the prefix of the numbers that count: float may have found nothing with confidence in any sample."""
     return "" if rows["wanted"].any() else "best_"
 
 

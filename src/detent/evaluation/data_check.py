@@ -139,10 +139,10 @@ def _idle_states(rows: Sequence[Feeds], answers: Sequence[Feeds]) -> list[str]:
 
 
 def _without_numbers(answers: Sequence[Mapping[str, Array]]) -> list[str]:
-    """Name outputs in which the float model answers nothing but NaN."""
+    """Name outputs of the float model that are NaN throughout."""
     return [
-        f"The float model answers NaN in all of output '{name}' on the first {len(answers)} samples, so nothing of it "
-        "is compared. Is this the data that it was made for?"
+        f"Output '{name}' of the float model is NaN throughout on the first {len(answers)} samples, so it is not "
+        "compared. Is this the data that the model was trained for?"
         for name, first in answers[0].items()
         if first.dtype.kind == "f" and first.size and all(np.isnan(answer[name]).all() for answer in answers)
     ]
@@ -290,7 +290,7 @@ def _is_constant(array: Array) -> bool:
     """Tell whether all values are the same; in an image, within each channel, since normalising separates channels."""
     axis = _channel_axis(array)
     planes = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    few = planes[:, :: max(1, planes.shape[1] // 64)]  # most arrays are told by a few values
+    few = planes[:, :: max(1, planes.shape[1] // 64)]  # a few values settle it for most arrays
     return bool((few == planes[:, :1]).all()) and bool((planes == planes[:, :1]).all())
 
 

@@ -33,9 +33,9 @@ from detent.tasks.purpose import Outputs, Purpose
 # Maps of peaks: at most this share of pixels is above half of the highest, and the median below this share of it. A
 # peak counts from this share of the highest on, and may move by this share of the larger side.
 MOST_PEAKED, BACKGROUND, LEAST_PEAK, NEAR = 0.1, 0.1, 0.25, 0.02
-SMALLEST_REGION = 0.005  # the share of the pixels below which a region is no object
+SMALLEST_REGION = 0.005  # smaller shares of the pixels are not an object
 # How far the regions of trained networks are from labelled ones, as 1 - overlap: that of good ones. What rounding adds
-# knows nothing of that, so the squares of both add up. ISNet with weights of 7 and 8 bits, on images that were blurred
+# is independent of that, so the squares of both add up. ISNet with weights of 7 and 8 bits, on images that were blurred
 # or turned, lost 0.01 of its overlap with what it saw in the images themselves; this said 0.03, and half of what
 # regions do not share 0.03 too, but 0.014 instead of 0.005 where they share more than 0.9 (and nothing was lost).
 OWN_ERROR = 0.15
@@ -70,7 +70,7 @@ def _of_pixels(same: float, loss: float, overlaps: Sequence[float]) -> Row:
 
 
 def _has_peaks(maps: Floats) -> bool:
-    """Tell whether maps are nothing but for a few places, as those of key points are: [height, width, maps]."""
+    """Tell whether maps are near 0 but for a few places, as those of key points are: [height, width, maps]."""
     top = maps.max(-1)
     peak = float(top.max())
     few = peak > 0.0 and float((top > peak / 2).mean()) < MOST_PEAKED  # logarithms of shares have no peaks
@@ -118,10 +118,10 @@ def _region_overlaps(first: Floats, second: Floats) -> list[float]:
 
 
 def _overlaps(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> list[float]:
-    """Return intersection over union of the regions of each class that float sees, but of a background.
+    """Return intersection over union of the regions of each class that float sees, except a background.
 
-    What takes more than half of an image overlaps well whatever becomes of the rest. An image of nothing else says
-    nothing, unless it changes.
+    A region of more than half of an image overlaps well whatever becomes of the rest. An image of nothing else counts
+    only if it changes.
     """
     kinds, counts = np.unique(one, return_counts=True)
     sizes = zip(kinds.tolist(), counts.tolist(), strict=True)

@@ -169,7 +169,7 @@ def _costs(rows: Rows) -> tuple[Floats, Floats]:
 
 
 def _faint(numbers: Rows) -> str:
-    """Return how the numbers begin that count: float may have found no tag in any sample."""
+    """Return the prefix of the numbers that count: float may have found no tag in any sample."""
     return "best_" if "wanted" in numbers and not numbers["wanted"].any() else ""
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the answer to each sample, and how the answers to all of them are summed up.
+"""The comparison of one sample's answer with float's, and how all samples are summed up.
 
 Losses are fractions, 0 for the same answers. Their interval is that of a bootstrap over samples; of few samples with no
 change at all, the upper end is Wilson's for the share of changes times what a change usually costs.
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Row = dict[str, float]
 Rows = Mapping[str, Floats]  # the numbers of all samples, by name
 
-# The loss and its interval, None if the task has none; the figures of the task, and a clause that tells them.
+# The loss and its interval, None if the task has none; the figures of the task, and a clause that states them.
 Summary = tuple[float | None, Interval | None, dict[str, float], str]
 
 
@@ -103,5 +103,5 @@ def unseen(changes: int, count: int, loss: float, cost: float = USUAL_COST) -> f
 
 
 def points_text(loss: float, interval: Interval) -> str:
-    """Return a loss and its interval as a reader is told them."""
+    """Return a loss and its interval in percentage points, as text."""
     return f"{100 * loss:.1f} points ({interval_text(in_percent(interval), '.1f')})"

@@ -67,7 +67,7 @@ def _compare(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) 
 
 
 def _blank(classes: Classes, count: int) -> int | None:
-    """Return the class that says nothing, as CTC's blank and the label of other words: a frequent first or last one."""
+    """Return the class that stands for nothing, such as CTC's blank: the first or last one, if it is frequent."""
     shares = {end: float((classes == end).mean()) for end in (0, count - 1)}
     end = max(shares, key=lambda each: shares[each])
     return end if shares[end] >= LEAST_BLANK else None
@@ -80,7 +80,7 @@ def _is_merged(classes: Classes, blank: int | None) -> bool:
 
 
 def _text(classes: Classes, blank: int | None, *, merged: bool) -> list[int]:
-    """Return what steps say together."""
+    """Return the classes that steps spell together."""
     before = [None, *classes.tolist()[:-1]] if merged else [None] * len(classes)
     return [one for one, last in zip(classes.tolist(), before, strict=True) if one not in (blank, last)]
 

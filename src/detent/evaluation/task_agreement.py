@@ -61,7 +61,7 @@ def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> Task
 
 
 def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Floats, Floats] | None:
-    """Return what each sample costs, and its weight: the loss is the ratio of their sums. None if there is no such."""
+    """Return what each sample costs, and its weight: the loss is the ratio of their sums. None if the task has none."""
     costs = _READERS[purpose.task].costs
     return None if costs is None or not answers else costs(_rows(answers))
 

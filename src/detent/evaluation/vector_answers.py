@@ -86,7 +86,7 @@ def spearman(first: Floats, second: Floats) -> float:
     ranks = [np.argsort(np.argsort(each, kind="stable"), kind="stable").astype(np.float64) for each in (first, second)]
     if np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
         return 0.0
-    # The same ranks are not off by the last bit of a quotient, which a loss of 1e-14 % would be told for.
+    # Exactly 1 for the same ranks: a rounding error would be reported as a loss of 1e-14 %.
     return 1.0 if np.array_equal(ranks[0], ranks[1]) else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 

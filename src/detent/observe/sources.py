@@ -98,10 +98,10 @@ def _answer(sides: Sides | None, answers: Sequence[Shape]) -> Answer:
 
 
 def _of_rows(output: ir.Value) -> Answer:
-    """Return whose rows an output has, one for each cell, by the first and last columns that a Concat puts together.
+    """Return which detector writes such rows, one for each cell, by the first and last columns that a Concat joins.
 
-    NanoDet's are scores of classes and then numbers of no bounds; boxes come first in all others. YOLOX leaves them as
-    its layers compute them, or decodes them before scores are apart; who decodes boxes beside scores is of YOLO's kind.
+    NanoDet's are scores of classes, then unbounded numbers; all others begin with boxes. YOLOX leaves these as its
+    layers compute them, or decodes them together with the scores; YOLO's kind decodes boxes apart from scores.
     """
     node = output.producer()
     while node is not None and node.inputs and node.op_type in ("Concat", *_MOVING):
@@ -123,7 +123,7 @@ def _kind(value: ir.Value | None) -> str:
 
 
 def _spec(value: ir.Value, declared: DeclaredImages | None, outputs: Sequence[ir.Value]) -> InputSpec:
-    # Read without onnx: an element type of 0 is that of a type that says nothing.
+    # Types that are not known have the element type 0.
     if not value.dtype or value.shape is None:
         raise ModelError(
             f"Input '{value.name}' has no tensor type or no shape, so no data can be checked against it. "

@@ -12,7 +12,7 @@
     anything else                  regress: numbers, compared as such
 
 Shapes are those of real outputs where they are known, since a file often leaves them open. An output that only passes
-an input on is no answer.
+an input on is not an answer.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ _METADATA_WORDS = {
     "super-resolution": Task.IMAGE,
     "image-to-image": Task.IMAGE,
 }
-BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
-BY_LAYOUT = "outputs laid out as a detector's"  # how a reason begins that stands on shapes alone, too
+BY_SHAPE = ", by its shape"  # ends a reason that rests on the shape of an output alone
+BY_LAYOUT = "outputs laid out as a detector's"  # begins a reason that rests on shapes alone
 _FEW_CLASSES = 32  # Vectors of words are longer
 FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
 VECTOR_SIZES = range(64, 4097, 64)  # of vectors to compare; numbers of classes are seldom multiples of 64

@@ -1,4 +1,4 @@
-"""What the last nodes of an output tell of it: scores of classes, tags, a vector, a number.
+"""What an output holds, by the last nodes before it: scores of classes, tags, a vector, a number.
 
 after a Softmax, or called logits    scores of classes: one of them is the answer
 after a Sigmoid, two or more         tags: each is there or not, whatever the others are
@@ -119,7 +119,7 @@ def _is_softmax(division: ir.Node) -> bool:
 
 
 def are_places(value: ir.Value) -> bool:
-    """Tell whether a row is called what numbers of their own are: places, sizes, angles."""
+    """Tell whether the name of an output says that its numbers are places, sizes or angles."""
     return _is_called(value, _NUMBER_WORDS)
 
 
@@ -133,7 +133,7 @@ def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKi
     """Return what each output is that has a row of scores, or one number, for each sample.
 
     Rows whose ending does not tell are scores of classes if no other row is, and else numbers, such as places: a layer
-    of weights computes them, and nothing else uses them. Features that are given out beside them are no answer.
+    of weights computes them, and nothing else uses them. Features that are given out beside them are not an answer.
     """
     found: dict[str, HeadKind] = {}
     for value in graph.outputs:
@@ -206,7 +206,7 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def has_bias_of_its_own(value: ir.Value) -> bool:
-    """Tell whether a layer adds a number of its own to each score. The bias of a normalization is behind no weights."""
+    """Tell whether a layer adds a number of its own to each score. The bias of a normalization does not count."""
     node = last_node(value)
     if node is None or node.op_type != "Add":
         return node is not None and node.op_type == "Gemm" and len(node.inputs) > 2

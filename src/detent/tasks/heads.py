@@ -280,13 +280,13 @@ def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def _scores_alone(columns: Floats) -> Floats:
-    """Return columns with 0 for those that are no scores of classes: see the module's docstring."""
+    """Return columns with 0 for those that are not scores of classes: see the module's docstring."""
     if not columns.size:
         return columns
     between = (columns.min(axis=0) >= -_BEYOND) & (columns.max(axis=0) <= 1.0 + _BEYOND)
     first = np.logical_and.accumulate(between)
     classes = first if first.any() else np.logical_and.accumulate(between[::-1])[::-1]
-    # Logits are no scores either; there is nothing better to go by.
+    # Without a single column of scores, they may all be logits.
     return np.asarray(columns * classes, np.float32) if classes.any() else columns
 
 
@@ -368,7 +368,7 @@ def _pair(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def _pair_alone(head: Head, boxes: Floats, scores: Floats) -> tuple[Floats, Floats]:
-    """Return boxes and scores of each position, whichever way they lie."""
+    """Return boxes and scores as rows, whichever axis holds the positions."""
     boxes = _upright(boxes)
     lies = scores.shape[-1] == len(boxes) != head.classes
     return boxes, scores.T if lies else scores.reshape(-1, head.classes)
@@ -454,7 +454,7 @@ def _are_shares(scores: Floats) -> bool:
 
 
 def _shares(logits: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-np.maximum(logits, -80.0))), np.float32)  # what is below is 0 all the same
+    return np.asarray(1 / (1 + np.exp(-np.maximum(logits, -80.0))), np.float32)  # exp overflows from 88 on
 
 
 def _lists(outputs: Sequence[npt.NDArray[Any]]) -> Detections:

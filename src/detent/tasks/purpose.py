@@ -1,4 +1,4 @@
-"""What a model is for, with what its file says of that: all that is needed to read its answers."""
+"""What a model is for, and what else is needed to read its answers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def purpose_of(model: ir.Model, named: str | None, shapes: Mapping[str, Shape] |
 
 
 def where_sure(purpose: Purpose, expected: Outputs, found: Outputs) -> tuple[Outputs, Outputs]:
-    """Return both with 0 for the numbers that the float model is not sure of: what they are says nothing."""
+    """Return both with 0 for the numbers that the float model is not sure of, since their values mean nothing."""
     unsure = {name: where for name, where in purpose.unsure(expected).items() if found[name].shape == where.shape}
     if not unsure:
         return expected, found
