@@ -300,8 +300,9 @@ def measure_fidelity(
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
-    """Run both models on `samples`: the outputs on all of them, every site on the first few. Where they leave the
-    verdict unclear, run the `reserve` too.
+    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+
+    While the verdict is unclear, take as many again from the `reserve`.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
@@ -340,8 +341,9 @@ def measure_fidelity(
     works = list(enumerate([*samples, *reserve]))
     looked = _look_at(works[: len(samples)], look, threads, progress)
     found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    if reserve and judge(found).level == "unclear":
-        looked += _look_at(works[len(samples) :], look, threads, progress)
+    while len(looked) < len(works) and judge(found).level == "unclear":
+        more = max(1, len(looked))
+        looked += _look_at(works[len(looked) : len(looked) + more], look, threads, progress)
         found = _fidelity(looked, outputs, list(sites), purpose, emulate)
     return found
 
