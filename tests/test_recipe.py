@@ -40,6 +40,11 @@ def test_replace_and_equality():
         recipe.replace(methud=NonOverflow())
 
 
+def test_an_alpha_may_be_a_whole_number():
+    """Also in the text of a report and in a statistics file, which tell a number from a way to smooth."""
+    assert [type(PRESETS["A8W8"].replace(smooth=alpha).smooth) for alpha in (0, 1)] == [float, float]
+
+
 def test_unknown_recipe():
     with pytest.raises(UsageError, match="Did you mean 'XINT8'"):
         find_recipe("XNT8")

@@ -356,6 +356,13 @@ def overridden(**entry):
     return override
 
 
+def test_a_zero_point_that_scales_of_powers_of_two_cannot_have_is_an_error():
+    with pytest.raises(UsageError, match="must be 0"):
+        recipe(
+            {**NPU, "activation_type": QuantType.QInt8}, TensorQuantOverrides={"x": [{"scale": 0.5, "zero_point": 3}]}
+        )
+
+
 def test_scales_channels_and_small_types_of_single_tensors():
     sixteen = overridden(quant_type=QuantType.QUInt16, scale=np.array(2**-16, np.float32), zero_point=np.array(0))
     assert sixteen.range == (0, 65535 / 65536)
@@ -367,6 +374,8 @@ def test_scales_channels_and_small_types_of_single_tensors():
     shifted = overridden(quant_type=QuantType.QInt8, symmetric=True, scale=0.5, zero_point=3)
     params = shifted.activations.fit(*shifted.range)
     assert (params.scale, params.zero_point) == (0.5, 3)
+    [of_arrays] = {overridden(scale=as_given(0.5), zero_point=as_given(3)).range for as_given in (float, np.atleast_1d)}
+    assert of_arrays == (-65.5, 62.0)
     by_channel = overridden(axis=0, quant_type=QuantType.QInt8, symmetric=True)
     assert by_channel.formats == {"weights": IntegerFormat("int8", granularity="per_channel")}
     assert overridden(quant_type=QuantType.QInt4, symmetric=True).formats == {"weights": IntegerFormat("int4")}
@@ -440,6 +449,10 @@ def test_a_noted_option_says_that_it_is_not_done(name):
         ({"TensorQuantOverrides": {"x": [{"rmin": 0, "rmax": 1}, {"rmin": 0, "rmax": 2}]}}, "one entry for each"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
+        ({"TensorQuantOverrides": {"x": {"rmin": 0, "rmax": 1}}}, "'x': .*list of dictionaries"),
+        ({"TensorQuantOverrides": {"x": [{"rmin": 0, "rmax": "1 or so"}]}}, "'x': rmax is '1 or so': .*one number"),
+        ({"TensorQuantOverrides": {"x": [{"scale": np.ones(2), "zero_point": 0}]}}, "'x': scale .*one number"),
+        ({"TensorQuantOverrides": {"x": [{"scale": 1.0, "zero_point": 256}]}}, "zero_point .*-128 to 127"),
         ({"NumBins": "many"}, "NumBins='many'.*number"),
         ({"CalibDataSize": 1.5}, "CalibDataSize=1.5.*whole number"),
     ],

@@ -162,6 +162,7 @@ def test_whatever_takes_the_division_in(nodes, constants, shape):
         ([node("Add", "x x", "n"), node("MatMul", "n w", "y")], "y", "joins two computed values", 1),
         ([NORM, node("MatMul", "n w", "y"), node("Relu", "n", "z")], "y z", "Relu 'relu_z' reads 'n' too", 1),
         ([NORM, node("Relu", "n", "m"), node("MatMul", "m w", "y"), node("Neg", "n", "z")], "y z", "has 2 uses", 1),
+        ([NORM, node("MatMul", "n w", "y")], "y n", "'n' is a graph output", 1),
     ],
 )
 def test_what_cannot_be_folded_is_declined_or_gets_a_mul(nodes, outputs, reason, inserted):

@@ -65,3 +65,13 @@ def test_without_confident_detections_the_best_are_compared():
     assert found.figures["kept"] == 1.0
     empty = agreed(Task.DETECT, detections([]), detections([]), classes=2, image=(128, 128))
     assert empty.loss is None
+
+
+def test_scores_of_four_classes_are_no_confidences_of_the_four_numbers_of_a_box():
+    """With 0 for the numbers that a score below a half belongs to, faint objects would have no boxes."""
+    boxes, scores = np.zeros((1, 100, 4), np.float32), np.zeros((1, 100, 4), np.float32)
+    boxes[0, :3], scores[0, :3, 2] = [[8, 8, 24, 24], [40, 8, 56, 24], [8, 40, 24, 56]], 0.4
+    outputs = {"boxes": boxes, "scores": scores}
+    heads = dict.fromkeys(outputs, "objects")
+    found = agreed(Task.DETECT, outputs, outputs, image=(64, 64), heads=heads, confidences={"boxes": "scores"})
+    assert found.figures["kept"] == 1.0

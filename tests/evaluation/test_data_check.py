@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -120,6 +122,26 @@ def test_rows_that_are_more_than_the_samples_are_those_of_steps(size, task):
     purpose = Purpose(Task.CLASSIFY, "'y' [?, 1, ?] is a row of scores" + BY_SHAPE)
     found = settled(purpose, lambda at: {"y": normal(16, 1, 40, seed=at)}, 8, size)
     assert found.task is task
+
+
+def test_objects_in_one_image_are_no_samples():
+    """A detector with its own suppression answers with a row for each object: in the first image they are faint."""
+    faint = itertools.chain([0.1], itertools.repeat(0.9))
+
+    def answer(_):
+        count, score = 40, next(faint)
+        boxes = np.tile(np.array([[8, 8, 24, 24]], np.float32), (count, 1))
+        return {"boxes": boxes, "scores": np.full(count, score, np.float32), "labels": np.ones(count, np.int64)}
+
+    samples = [{"x": image} for image in photographs()]
+    assert question_data(samples, Purpose(Task.DETECT, "", image=(SIDE, SIDE)), answer, declared=True) == []
+
+
+def test_states_beside_scores_are_no_steps():
+    """A recurrent classifier that hands on the states of its two layers, too."""
+    purpose = Purpose(Task.CLASSIFY, "'y' [1, 10] is a row of scores" + BY_SHAPE, heads={"y": "classes"})
+    found = settled(purpose, lambda at: {"y": normal(1, 10, seed=at), "states": normal(2, 1, 8, seed=at)}, 8)
+    assert found.task is Task.CLASSIFY
 
 
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):

@@ -15,7 +15,7 @@ from detent.graph.session import Runner
 from detent.prepare import prepare
 from detent.prepare.plain_forms import InlineFunctions
 from tests.conftest import tiny_model
-from tests.models import needs_opset, normal, with_maps
+from tests.models import info, needs_opset, node, normal, with_maps
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -135,8 +135,8 @@ def test_the_standard_domain_by_its_long_name(opset, samples):
     model = tiny_model(opset=opset)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples})[0]
     model.opset_import[0].domain = "ai.onnx"
-    for node in model.graph.node:
-        node.domain = "ai.onnx"
+    for each in model.graph.node:
+        each.domain = "ai.onnx"
     loaded = load(model)
     assert dict(loaded.opset_imports) == {"": 17}
     np.testing.assert_allclose(Runner(loaded)({"x": samples})[0], expected, rtol=1e-5, atol=1e-6)
@@ -258,6 +258,29 @@ def test_malformed_nodes_are_found_whatever_the_opset():
     del model.graph.node[0].input[1:]
     with pytest.raises(ModelError, match="'first'"):
         read(model)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "outputs", "taken", "made", "what"),
+    [
+        ("Loop", "count _ x x", "y", "i on v", "on v", "3 inputs and 2 outputs, not 4 and 2"),
+        ("Loop", "count _ x", "y", "i on v", "on v v", "3 inputs and 3 outputs, not 3 and 2"),
+        ("Loop", "count _ x", "y", "i", "", "1 inputs and 0 outputs, not 3 and 2"),
+        ("Loop", "count _ _", "y", "i on v", "on v", "a loop variable without a first value"),
+        ("If", "on", "y", "", "", "0 inputs and 0 outputs, not 0 and 1"),
+    ],
+)
+def test_graphs_that_do_not_fit_the_node_that_holds_them_are_found(op_type, inputs, outputs, taken, made, what):
+    scalars = {"i": info("i", [], TensorProto.INT64), "on": info("on", [], TensorProto.BOOL)}
+    ends = [[scalars.get(name, info(name, [3])) for name in side.split()] for side in (taken, made)]
+    held = {name: helper.make_graph([], name, *ends) for name in BODIES[op_type]}
+    constants = [numpy_helper.from_array(np.array(value), name) for name, value in (("count", 2), ("on", True))]
+    holder = node(op_type, inputs, outputs, name="holder", **held)
+    with pytest.raises(ModelError, match=f"'holder'.*{what}"):
+        load(helper.make_model(helper.make_graph([holder], "g", [info("x", [3])], [info("y", [3])], constants)))
+
+
+BODIES = {"Loop": ["body"], "If": ["then_branch", "else_branch"]}
 
 
 def test_a_file_of_external_data_whose_name_is_no_text_is_not_there(tmp_path):

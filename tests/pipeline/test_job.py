@@ -12,7 +12,7 @@ from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe
 from detent.refine.refine import MEMORY
-from tests.models import build, node, normal
+from tests.models import build, info, node, normal
 from tests.transformer_models import bert, bert_data, vit
 
 XINT8 = find_recipe("XINT8")
@@ -75,6 +75,14 @@ def test_a_network_with_attention_in_it_gets_float_scales():
     assert [make_job(network("r"), device=name).recipe.name for name in ("phx", "stx")] == ["XINT8", "A8W8"]
     assert detent.check(network("r")).target == "npu-a8w8"
     assert make_job(network("k")).recipe.name == "XINT8"  # a mean over shares, as YOLOv8's boxes are
+
+
+def test_a_damaged_file_that_goes_in_circles_gets_a_recipe_too():
+    """What is wrong with it is said when it is read."""
+    nodes = [node("Transpose", "x", "a"), node("Transpose", "a", "b"), node("MatMul", "a x", "y")]
+    model = build(nodes, "y", inputs=[info("x", [3, 3])])
+    model.graph.node[0].input[0] = "b"
+    assert make_job(model).recipe.name == "XINT8"
 
 
 @pytest.mark.parametrize(("count", "recipe"), [(7, "XINT8"), (8, "A8W8")])

@@ -69,6 +69,16 @@ def test_results_of_different_shapes_keep_the_if(one, two, why):
     assert [each.op_type for each in model.graph][2:] == ["If"]
 
 
+def test_a_condition_of_more_axes_than_a_result_keeps_the_if():
+    """Where would give them to the result."""
+    bodies = {
+        key: branch([node("ReduceMax", "x", "t", keepdims=0, axes=[1])], "t") for key in ("then_branch", "else_branch")
+    }
+    nodes = [node("ReduceMean", "x", "mean"), node("Greater", "mean zero", "c"), node("If", "c", "y", **bodies)]
+    with pytest.raises(UsageError, match="'t' has fewer axes than the condition"):
+        BothBranches()(ir.from_proto(make(nodes, {"x": [2, 3]}, {"y": [2]}, ZERO)))
+
+
 def test_one_of_two_stays():
     negated, largest, passed = (
         branch([node(op, "x", "t", keepdims=keep) if keep is not None else node(op, "x", "t")], "t")

@@ -43,6 +43,14 @@ def test_a_batch_normalization_that_trains_goes_on_training():
     assert done.ops == ["BatchNormalization", "Relu"]
 
 
+@pytest.mark.parametrize("mode", [1, "eval"])
+def test_an_operator_of_another_domain_with_a_training_mode_keeps_its_domain(mode):
+    nodes = [helper.make_node("Norm", ["x"], ["y"], domain="of.users", training_mode=mode)]
+    model = ir.from_proto(make(nodes, {"x": [3]}, {"y": [3]}, opsets=[helper.make_opsetid("of.users", 1)]))
+    FoldConstants()(model)
+    assert [(each.domain, each.op_type) for each in model.graph] == [("of.users", "Norm")]
+
+
 def test_a_tree_of_constants_is_one_initializer():
     nodes = [
         node("Transpose", "w", "t"),
@@ -357,7 +365,7 @@ def test_a_loop_that_would_multiply_large_weights_stays():
 @pytest.mark.parametrize(
     ("count", "nodes", "last", "reason"),
     [
-        (600, [node("Neg", "state", "next")], "on", "600 steps of its body are 600 nodes"),
+        (600, [node("Neg", "state", "next")], "on", "its 600 steps are 600 nodes"),
         (0, [node("Neg", "state", "next")], "on", "0 steps"),
         (3, [node("Neg", "state", "next"), node("Less", "i one", "on_out")], "on_out", "only when the model does"),
         (None, [node("Neg", "state", "next")], "on", "only when the model does"),

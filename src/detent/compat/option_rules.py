@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from detent.compat import enums
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import JudgedSearch, MixedSearch, mixed_of
@@ -262,11 +264,8 @@ def simulated(request: Request) -> Request:
 def tensor_overrides(request: Request, value: Any) -> Request:
     """Add onnxruntime's overrides, {tensor: [{"quant_type": ..., "symmetric": ..., ...}]}."""
     for tensor, entries in (value or {}).items():
-        if any(entry != entries[0] for entry in entries) or not entries:
-            raise UsageError(f"'{tensor}': one entry for each tensor, not {len(entries)}.")
-        entry = dict(entries[0])
         try:
-            _check_entry(entry)
+            entry = _read_entry(entries)
         except UsageError as error:
             raise UsageError(f"'{tensor}': {error}") from None
         if entry.pop("reduce_range", False):
@@ -279,13 +278,25 @@ def tensor_overrides(request: Request, value: Any) -> Request:
 _PAIRS = (("rmin", "rmax"), ("scale", "zero_point"))
 
 
-def _check_entry(entry: Mapping[str, Any]) -> None:
+def _read_entry(entries: Any) -> dict[str, Any]:
+    """Return what the entries of a tensor say, which must be the same in all of them."""
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise UsageError("it must be a list of dictionaries.")
+    if any(entry != entries[0] for entry in entries) or not entries:
+        raise UsageError(f"one entry for each tensor, not {len(entries)}.")
+    entry = dict(entries[0])
     if "convert" in entry:
         raise UsageError("'convert' gives some of its readers another type. Give the tensor one type for all of them.")
     check_keys(entry, ("quant_type", "symmetric", "axis", "reduce_range", *(key for pair in _PAIRS for key in pair)))
-    for one, other in _PAIRS:
-        if (one in entry) != (other in entry):
-            raise UsageError(f"it has one of {one} and {other}. Give both.")
+    for pair in _PAIRS:
+        if len(entry.keys() & pair) == 1:
+            raise UsageError(f"it has one of {pair[0]} and {pair[1]}. Give both.")
+        for key in entry.keys() & pair:
+            try:
+                entry[key] = float(np.asarray(entry[key]).item())  # an array of one element, too
+            except (TypeError, ValueError):
+                raise UsageError(f"{key} is {entry[key]!r}: it must be one number.") from None
+    return entry
 
 
 def tensors_by_type(request: Request, value: Any) -> Request:
@@ -315,10 +326,13 @@ def _override(recipe: Recipe, tensors: tuple[str, ...], entry: dict[str, Any]) -
 def _range(entry: Mapping[str, Any], fmt: NumberFormat | None) -> tuple[float, float] | None:
     """Return the range that an entry gives, or the one whose scale and zero point it gives."""
     if "rmin" in entry:
-        return float(entry["rmin"]), float(entry["rmax"])
+        return entry["rmin"], entry["rmax"]
     if "scale" not in entry or not is_integer(fmt):
         return None
-    scale, zero_point = float(entry["scale"]), int(entry["zero_point"])
+    scale, zero_point = entry["scale"], entry["zero_point"]
+    if zero_point != fmt.middle if fmt.symmetric else not fmt.low <= zero_point <= fmt.high:
+        allowed = f"{fmt.middle}" if fmt.symmetric else f"{fmt.low} to {fmt.high}"
+        raise UsageError(f"zero_point of an entry is {zero_point:g}: here it must be {allowed}.")
     if fmt.symmetric:
         half = scale * (fmt.high - fmt.low) / 2
         return -half, half

@@ -284,9 +284,12 @@ def first_attention(graph: onnx.GraphProto) -> str:
     constants |= {name for name, node in made.items() if node.op_type == "Constant"}
 
     def is_softmax(name: str) -> bool:
-        source = made.get(name)
-        while source is not None and source.op_type in _MOVES and source.input:
-            source = made.get(source.input[0])
+        passed: set[str] = set()  # a damaged file may go in circles
+        while (source := made.get(name)) is not None and source.op_type in _MOVES and source.input:
+            if name in passed:
+                return False
+            passed.add(name)
+            name = source.input[0]
         return source is not None and source.op_type == "Softmax"
 
     products = (node for node in graph.node if node.op_type in ("MatMul", "Einsum"))

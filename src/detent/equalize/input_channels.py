@@ -160,8 +160,9 @@ class Editor:
         if reason is not None:
             return reason
         divisions = find_divisions(group.source, self._graph, factors.size)
-        # The producer cannot take the factors, so a Mul does, which costs a node on the device.
-        if isinstance(divisions, str):
+        # Where the producer cannot take the factors, or the user must see the value as it was, a Mul takes them, which
+        # costs a node on the device.
+        if isinstance(divisions, str) or group.source.is_graph_output():
             self._multiply(group.source, 1.0 / factors, [(node, 0) for node in group.layers])
         else:
             self._divide(group, divisions, factors)
@@ -175,8 +176,7 @@ class Editor:
         """Divide the value where it is computed; its other readers get it back as it was."""
         for division in divisions:
             divide(division, factors)
-        # Other readers, and the user, must see the value as it was.
-        if group.others or group.source.is_graph_output():
+        if group.others:
             self._multiply(group.source, factors, group.others)
 
     def _multiply(self, source: ir.Value, factors: Floats, readers: Sequence[tuple[ir.Node, int]]) -> None:

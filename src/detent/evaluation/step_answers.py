@@ -22,6 +22,7 @@ from detent.evaluation.sample_answers import (
     Summary,
     bootstrap,
     points_text,
+    rankable,
     unseen,
 )
 from detent.tasks.purpose import Outputs, Purpose
@@ -46,8 +47,8 @@ def in_steps(array: npt.NDArray[Any], samples: int) -> Floats:
 
 
 def _compare(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    name, first = step_scores(expected, samples)
-    second = np.nan_to_num(in_steps(found[name], samples), nan=-np.inf)
+    name, scores = step_scores(expected, samples)
+    first, second = rankable(scores), rankable(in_steps(found[name], samples))
     _, costs = compare_classes(first, second)
     one, other = first.argmax(-1), second.argmax(-1)
     blank = _blank(one, first.shape[-1])

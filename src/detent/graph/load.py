@@ -39,7 +39,7 @@ from detent.graph.message import (
     mended,
     zipped_outputs,
 )
-from detent.graph.values import rank, repair_names
+from detent.graph.values import bodies_of, rank, repair_names
 
 
 def light_proto(model: ir.Model) -> onnx.ModelProto:
@@ -252,8 +252,6 @@ LARGE = 1 << 14  # elements
 _WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 FILE = "file"  # the key of a loaded model's `meta` under which its path is kept; a ModelProto has none
-
-
 ZIPPED = "zipped"  # the key under which the classes of each output are that was a map; it is a tensor here
 
 
@@ -371,16 +369,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 
 # What the graph library raises on messages that are not graphs.
-UNREADABLE = (
-    ir.serde.SerdeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)
+UNREADABLE = (ir.serde.SerdeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 def _deserialize(proto: onnx.ModelProto, where: str, path: Path | None) -> ir.Model:
@@ -478,8 +467,7 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
             schema = operator_schema(node.op_type, version) or operator_schema(node.op_type, newest)
         if schema is None or node.op_identifier() in model.functions:
             continue
-        wrong = _what_is_wrong(node, schema)
-        if wrong:
+        if wrong := _what_is_wrong(node, schema):
             raise ModelError(_malformed(node, where, wrong))
 
 
@@ -500,7 +488,19 @@ def _what_is_wrong(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
         # The first Resize has no use for its regions, and exporters leave them out.
         if value is None and formal.option == needed and node.op_type != "Resize":
             return f"no input '{formal.name}'"
-    return ""
+    return _what_is_wrong_inside(node)
+
+
+def _what_is_wrong_inside(node: ir.Node) -> str:
+    """Return how the body of a Loop, or a branch of an If, does not fit the node that holds it; empty if it does."""
+    if node.op_type not in ("If", "Loop"):
+        return ""
+    wanted = (0, len(node.outputs)) if node.op_type == "If" else (len(node.inputs), len(node.outputs) + 1)
+    for body in bodies_of(node):
+        held = sum(not value.is_initializer() for value in body.inputs), len(body.outputs)
+        if held != wanted:
+            return "a graph of {} inputs and {} outputs, not {} and {}".format(*held, *wanted)
+    return "a loop variable without a first value" if None in node.inputs[2:] else ""
 
 
 def _malformed(node: ir.Node, where: str, what: str) -> str:

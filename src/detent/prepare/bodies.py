@@ -108,8 +108,9 @@ def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
         return "has a shape that is known only when the model runs"
     if one.shape != other.shape:
         return f"has shape {one.shape} in one branch and {other.shape} in the other"
-    if not len(one.shape) and (condition.shape is None or len(condition.shape)):
-        return "is one number, and the condition a list"
+    # A condition is one element, of whatever shape; mostly it has no axes, or one.
+    if (1 if condition.shape is None else len(condition.shape)) > len(one.shape):
+        return "has fewer axes than the condition"
     return None
 
 
@@ -125,7 +126,7 @@ def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
     count = int(limit.item())
     size = count * sum(1 for _ in body.all_nodes())
     if not 0 < count <= size <= MOST_NODES:
-        step.decline(node, f"{count} steps of its body are {size} nodes, and at most {MOST_NODES} are written out")
+        step.decline(node, f"its {count} steps are {size} nodes, and only 1 to {MOST_NODES} are written out")
         return False
     weights = count * sum(tensor.nbytes for tensor in _constants(body))
     if weights > MOST_BYTES:

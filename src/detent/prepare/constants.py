@@ -287,7 +287,8 @@ def _known_bytes(node: ir.Node) -> int:
 
 def _remove_unused(model: ir.Model) -> None:
     """Remove nodes that nothing needs. Nobody need read the statistics of a BatchNormalization for it to train."""
-    training = [node for node in model.graph.all_nodes() if node.attributes.get_int("training_mode", 0)]
+    norms = (node for node in model.graph.all_nodes() if values.is_standard(node, "BatchNormalization"))
+    training = [node for node in norms if node.attributes.get_int("training_mode", 0)]
     for node in training:
         node.domain = "training"  # out of sight of the graph library, which thinks otherwise
     RemoveUnusedNodesPass()(model)

@@ -162,7 +162,9 @@ class Recipe:
         for op_type in self.fuse:
             if op_type not in FUSABLE_ACTIVATIONS:
                 raise UsageError(f"fuse has '{op_type}'. Choose from {', '.join(FUSABLE_ACTIVATIONS)}.")
-        if isinstance(self.smooth, int | float) and not 0.0 <= self.smooth <= 1.0:
+        if isinstance(self.smooth, int):  # which Python takes for a float, and isinstance does not
+            object.__setattr__(self, "smooth", float(self.smooth))
+        if isinstance(self.smooth, float) and not 0.0 <= self.smooth <= 1.0:
             raise UsageError(f"smooth is {self.smooth}: the alpha of SmoothQuant is between 0 and 1, such as 0.5.")
         if self.widen is not None and not 0.0 < self.widen <= MOST_DECIBELS:
             raise UsageError(f"widen is {self.widen}: an SQNR in dB above 0 and up to {MOST_DECIBELS:g}, such as 20.")

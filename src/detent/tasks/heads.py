@@ -259,6 +259,8 @@ def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     sides = _columns_of_distances(rows, head.image)
     if sides:
         return _around_cells(rows[:, -sides:], head.image), rows[:, :-sides]
+    if rows.shape[1] == 4 + head.classes == 5:
+        return _in_pixels(_corners(rows), head.image), rows[:, 4:]
     if len(rows) not in anchors_of(head.image) and _are_kinds(rows[:, 5], rows[:, 4]) and rows[:, 4].any():
         chosen = np.zeros((len(rows), head.classes), np.float32)
         chosen[np.arange(len(rows)), np.clip(rows[:, 5], 0, head.classes - 1).astype(np.int64)] = rows[:, 4]

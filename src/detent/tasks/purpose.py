@@ -57,8 +57,16 @@ class Purpose:
         return {name: array for name, array in outputs.items() if name not in self.passed_on}
 
     def unsure(self, outputs: Outputs) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return where the numbers of each output are that the model itself is not sure of, if it says so."""
-        pairs = {name: sure for name, sure in self.confidences.items() if name in outputs and sure in outputs}
+        """Return where the numbers of each output are that the model itself is not sure of, if it says so.
+
+        Scores of four classes have the shape of the boxes beside them, but are not of single numbers.
+        """
+        numbers = {
+            name: sure
+            for name, sure in self.confidences.items()
+            if self.task is Task.REGRESS or self.heads.get(name) == "number"
+        }
+        pairs = {name: sure for name, sure in numbers.items() if name in outputs and sure in outputs}
         return {
             name: outputs[sure] < SURE for name, sure in pairs.items() if outputs[sure].shape == outputs[name].shape
         }
