@@ -339,13 +339,13 @@ def measure_fidelity(
             return compare(pending, _expected(reference, pending, known, names), dict(zip(names, found, strict=True)))
 
     works = list(enumerate([*samples, *reserve]))
-    looked = _look_at(works[: len(samples)], look, threads, progress)
-    found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    while len(looked) < len(works) and judge(found).level == "unclear":
-        more = max(1, len(looked))
-        looked += _look_at(works[len(looked) : len(looked) + more], look, threads, progress)
+    looked, end = list[_Looked](), len(samples)
+    while True:
+        looked += _look_at(works[len(looked) : end], look, threads, progress)
         found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    return found
+        if end >= len(works) or judge(found).level != "unclear":
+            return found
+        end = max(1, 2 * end)
 
 
 Work = tuple[int, PendingSample]  # a sample with its number
