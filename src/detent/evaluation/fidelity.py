@@ -319,9 +319,8 @@ def measure_fidelity(
     coded = _codes_of(quantized_model, renamed) if emulate is None else {}
     renamed |= {name: codes.name for name, codes in coded.items()}
     tapped = _open(quantized_model, list(renamed.values()), emulate)
-    divided = dict(parts or {})
-    if samples:
-        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided  # those of the graph are certain
+    shown = _shown_by(reference, purpose, outputs, samples[0].load()) if samples else {}
+    divided = {**shown, **(parts or {})}  # those of the graph are certain
     compare = _Comparison(quantized_model, purpose, outputs, divided, coded)
     one_at_a_time = Lock()  # all values of two models at once are the most memory that is ever used
 
