@@ -101,6 +101,7 @@ def of_points(count, axes):
     return [100 * points + normal(points.size, seed=at) for at in range(8)]
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("rows", "task"),
     [
@@ -109,6 +110,7 @@ def of_points(count, axes):
         (of_points(5, 2), Task.CLASSIFY),  # too few to tell
         (normal(8, 60) + normal(60, seed=1), Task.CLASSIFY),
         (np.sin(np.linspace(0, 3, 60)) + normal(8, 60) / 9, Task.CLASSIFY),  # classes in order, such as ages
+        (np.tile(np.eye(1, 60), (8, 1)), Task.CLASSIFY),  # one that all samples get
     ],
 )
 def test_coordinates_of_points_are_no_classes(rows, task):

@@ -211,7 +211,8 @@ def _are_coordinates(scores: npt.NDArray[np.float64]) -> bool:
     mean = scores.mean(0)
     if mean.size < FEWEST_COORDINATES or not np.ptp(mean):
         return False
-    like = [float(np.corrcoef(mean[step:], mean[:-step])[0, 1]) for step in (1, 2, 3)]
+    with np.errstate(invalid="ignore"):  # NaN, which is not alike, where all but a few are the same
+        like = [float(np.corrcoef(mean[step:], mean[:-step])[0, 1]) for step in (1, 2, 3)]
     return max(like[1:]) >= TAKE_TURNS and like[0] < TAKE_TURNS / 2
 
 
