@@ -334,7 +334,8 @@ def states_of(given: Sequence[str], model: ir.Model) -> dict[str, str]:
                 f"--feedback '{text}': '{state}' has the shape {before} and '{result}' {handed_on}, so one is not the "
                 "other a step later."
             )
-        found[state] = result
+        if found.setdefault(state, result) != result:
+            raise UsageError(f"--feedback '{text}': '{state}' comes from '{found[state]}' already. Give one output.")
     if found and len(found) == len(inputs):
         raise UsageError("--feedback names every input of the model: there must be one that samples are fed to.")
     return found
@@ -350,7 +351,7 @@ def _each_state(text: str, inputs: Sequence[str]) -> list[str]:
     head, _, tail = state.partition("*")
     named = [name for name in inputs if name.startswith(head) and name[len(head) :].endswith(tail)]
     if not named:
-        raise UsageError(f"--feedback '{text}': no input is named so. The model has {', '.join(inputs)}.")
+        raise UsageError(f"--feedback '{text}': no input has such a name. The model has {', '.join(inputs)}.")
     return [f"{name}={result.replace('*', name[len(head) : len(name) - len(tail)])}" for name in named]
 
 
