@@ -297,6 +297,15 @@ def beside(*nodes: onnx.NodeProto, second: Sequence[int] = (1, 5)) -> onnx.Model
     )
 
 
+def test_a_row_as_long_as_that_of_an_auxiliary_head_holds_classes_too() -> None:
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f v", "output"), node("Gemm", "f w", "aux_logits")]
+    nodes.append(node("Gemm", "f u", "rest"))
+    weights = {"v": normal(12288, 9), "w": normal(12288, 9), "u": normal(12288, 2)}
+    graph = as_ir(build(nodes, "output aux_logits rest", weights, [IMAGE])).graph
+    heads = answer_heads(Task.CLASSIFY, graph)
+    assert list(heads.items()) == [("output", "classes"), ("aux_logits", "classes"), ("rest", "number")]
+
+
 def test_scores_of_steps_are_the_answer_and_what_they_are_computed_from_is_not():
     nodes = [node("Relu", "x", "states"), node("MatMul", "states w", "h"), node("Softmax", "h", "shares")]
     given = [info("states", [1, 6, 8]), info("shares", [1, 6, 5])]

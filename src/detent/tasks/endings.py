@@ -132,8 +132,9 @@ def are_tags(value: ir.Value) -> bool:
 def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKind]:
     """Return what each output is that has a row of scores, or one number, for each sample.
 
-    Rows whose ending does not tell are scores of classes if no other row is, and else numbers, such as places: a layer
-    of weights computes them, and nothing else uses them. Features that are given out beside them are not an answer.
+    Rows whose ending does not tell are scores of classes if no other row is, or if one as long is (an auxiliary head);
+    else they are numbers, such as places. A layer of weights computes them, and nothing else uses them: features that
+    are given out beside them are not an answer.
     """
     found: dict[str, HeadKind] = {}
     for value in graph.outputs:
@@ -151,7 +152,10 @@ def score_rows(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, HeadKi
     rows = [value for value in rows if str(value.name) not in found and not is_embedding(value)]
     certain = any(kind != "number" for kind in found.values())
     heads = [value for value in rows if is_weighted_sum(value)] or ([] if certain else rows[:1])
-    return {**found, **{str(value.name): "number" if certain else "classes" for value in heads}}
+    scored = {shapes[name] for name, kind in found.items() if kind == "classes"}
+    for name in (str(value.name) for value in heads):
+        found[name] = "number" if certain and shapes[name] not in scored else "classes"
+    return {str(value.name): found[str(value.name)] for value in graph.outputs if value.name in found}
 
 
 def confidences(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, str]:
