@@ -27,9 +27,11 @@ def only(head, outputs):
     return float(image.scores[0]), int(image.classes[0])
 
 
-def test_columns():
+@pytest.mark.parametrize("unit", [1.0, np.array([96, 64, 96, 64])])
+def test_columns(unit):
+    """Boxes in pixels, or in shares of the sides as exports by way of TensorFlow have them."""
     output = np.zeros((1, 4 + 3, CELLS), np.float32)
-    output[0, :4, 5], output[0, 4 + 2, 5] = CENTER, 0.75
+    output[0, :4, 5], output[0, 4 + 2, 5] = np.array(CENTER) / unit, 0.75
     head = recognise_head(shapes(y=output), IMAGE)
     assert head == Head("columns", ("y",), 3, IMAGE)
     assert only(head, {"y": output}) == (0.75, 2)

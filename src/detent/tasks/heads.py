@@ -257,7 +257,7 @@ def _several(boxes: Floats, scores: Floats, least: float) -> Detections:
 
 def _columns(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0].T
-    return _corners(rows), _scores_alone(rows[:, 4 : 4 + head.classes])
+    return _in_pixels(_corners(rows), head.image), _scores_alone(rows[:, 4 : 4 + head.classes])
 
 
 def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
