@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,9 +125,67 @@ def test_constants_of_inputs():
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "right"), [("limit", "8", np.int64(8)), ("limit", 3.5, None), ("widen", [], 30)]
+    ("name", "wrong", "takes", "rights"),
+    [
+        ("limit", "8", "a whole number or None. Read at most", [np.int64(8), None]),
+        ("limit", 3.5, "a whole number or None", []),
+        ("threads", None, "a whole number", []),
+        ("threads", True, "a whole number", []),
+        ("widen", [], "a number or None", [30, np.float32(3)]),
+        ("hold_out", "x", "a whole number, 'beyond' or None", [5, "beyond"]),
+        ("task", "clasify", "or None. Did you mean \"'classify'\"", ["classify"]),
+        ("keep_batch", "no", "True or False", [1, np.True_]),
+        ("method", 5, "a Method, text or None", ["MinMax", detent.MinMax()]),
+        ("activations", detent.MinMax(), "a NumberFormat, text or None", [detent.IntegerFormat("int8")]),
+        ("refine", object, "a Refinement, text or None", [detent.Rounding()]),
+        ("exclude", 5, "text or a list of texts", ["a", ("a", "b"), {"a"}, np.array(["a"])]),
+        ("exclude", ["a", 5], "text or a list of texts", []),
+        ("exclude", (name for name in "ab"), "text or a list of texts", []),
+        ("mean", ["1"], "a list of numbers, text or None", [3, (1, 2.0), np.zeros(3)]),
+        ("size", (8, 6, 4), "a list of whole numbers, text or None", [(8, 6), [8, 6]]),
+        ("fix_shape", 3, "a dictionary, text, a list of texts or None", ["x=1", {"x": (1, 3)}, {"x": np.ones(2, int)}]),
+        ("fix_shape", {"x": "1"}, "a dictionary, text", []),
+        ("preprocess", 5, "a PreprocessOptions, a dictionary, text, a path or None", [{"size": 8}, Path("a.json")]),
+        ("progress", 5, "a function or None", [print]),
+        ("stats", b"a", "text, a path or None", []),
+    ],
 )
-def test_a_number_is_no_text(name, wrong, right):
-    with pytest.raises(TypeError, match=f"Option '{name}' is a number, not {re.escape(repr(wrong))}"):
+def test_options_say_which_types_they_take(name, wrong, takes, rights):
+    with pytest.raises(UsageError, match=f"^'{name}' is .*; it takes .*{re.escape(takes)}"):
         settled(QuantizeOptions, {name: wrong})
-    assert settled(QuantizeOptions, {name: right})[name] == right
+    for right in rights:
+        assert settled(QuantizeOptions, {name: right}) is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (lambda model, data: detent.quantize(model, 5, data), "output"),
+        (lambda model, data: detent.quantize(model, None, data, 5), "recipe"),
+        (lambda model, data: detent.quantize(model, None, data, workers="two"), "workers"),
+        (lambda model, data: detent.quantize("a\0b", None, data), "model"),
+        (lambda model, data: detent.quantize(model, None, "a\0b"), "calibration"),
+        (lambda model, data: detent.quantize(model, None, data, save_stats="a\0b"), "save_stats"),
+        (lambda model, data: detent.evaluate([model, "a\0b"], data), "models"),
+        (lambda model, data: detent.mix(model, data, None), "recipe"),
+        (lambda model, data: detent.infer(model, data, None), "output"),
+        (lambda model, data: detent.split(model, "a", 5), "tail"),
+        (lambda model, data: detent.check(model, 5), "device"),
+    ],
+)
+def test_arguments_say_which_types_they_take(call, option, samples):
+    with pytest.raises(UsageError, match=f"^'{option}' is "):
+        call(tiny_model(), samples)
+
+
+@pytest.mark.parametrize("wrong", [5, b"a", [5]])
+def test_what_is_no_model_is_refused_by_every_verb(wrong, samples, tmp_path):
+    for call in (
+        lambda: detent.check(wrong),
+        lambda: detent.split(wrong, tmp_path / "a", tmp_path / "b"),
+        lambda: detent.emulate(wrong),
+        lambda: detent.evaluate(wrong, samples),
+        lambda: detent.infer(wrong, samples, tmp_path / "c"),
+    ):
+        with pytest.raises(UsageError, match="is no model"):
+            call()

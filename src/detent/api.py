@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from detent.convert.splitting import Pipeline, Split
     from detent.numerics.codec import DeviceRounding
-    from detent.recipe import Recipe
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation, FolderComparison, ModelComparison
     from detent.results.evaluated import Evaluation
@@ -36,22 +35,29 @@ if TYPE_CHECKING:
 
     FloatModel = str | PathLike[str] | onnx.ModelProto | Any  # Any: torch's types, which are not required
     AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model | Pipeline
-    RecipeLike = str | PathLike[str] | Recipe
 
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
-def _tried(*models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
-    """Let a verb's model files be tried in a process of its own while it starts (see graph/guard.py)."""
+def _verb(kind: Any, *models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
+    """Check what a verb is given, and let its model files be tried in another process while it starts (graph/guard.py).
+
+    `kind` is the class of its options, which its docstring gets, too; `models` are the names of its models' arguments.
+    """
 
     def wrap(verb: Callable[Given, Answer]) -> Callable[Given, Answer]:
-        order = list(signature(verb).parameters)
+        parameters = signature(verb).parameters
+        if kind is not None:
+            verb = opt.documented(kind)(verb)
 
         @wraps(verb)
         def run(*args: Given.args, **options: Given.kwargs) -> Answer:
-            given = {**dict(zip(order, args, strict=False)), **options}
+            given = {**dict(zip(parameters, args, strict=False)), **options}
+            opt.check_arguments(parameters, given)
+            if kind is not None:
+                opt.settled(kind, {name: value for name, value in options.items() if name not in parameters})
             named = [given.get(name) for name in models]
             files = [file for each in named for file in (each if isinstance(each, (list, tuple)) else [each])]
             with guarded(*files, trust=bool(given.get("trust"))):
@@ -62,13 +68,12 @@ def _tried(*models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, 
     return wrap
 
 
-@opt.documented(opt.QuantizeOptions)
-@_tried("model")
+@_verb(opt.QuantizeOptions, "model")
 def quantize(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike | None = None,
+    recipe: opt.RecipeLike | None = None,
     **options: Unpack[opt.QuantizeOptions],
 ) -> Report:
     """Quantize `model` and write it to `output`; return what was done and what it cost.
@@ -100,13 +105,12 @@ def quantize(
     return report
 
 
-@opt.documented(opt.TuneOptions)
-@_tried("model")
+@_verb(opt.TuneOptions, "model")
 def tune(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike | None = None,
+    recipe: opt.RecipeLike | None = None,
     **options: Unpack[opt.TuneOptions],
 ) -> Tuning:
     """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
@@ -121,7 +125,7 @@ def tune(
         options: as listed below. `max_drop` is in points of top-1 with labels, in units of the metric with one, else
             in points that the task is expected to lose against the float model's answers (or in percent of output
             error, if the task has no such figure). Without `evaluation` data, the samples that `quantize` would hold
-            out of calibration judge.
+            out of calibration judge, but at least 4.
 
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
@@ -134,12 +138,11 @@ def tune(
     return run_tuning(job, None if output is None else Path(output), given)
 
 
-@opt.documented(opt.MixOptions)
-@_tried("model")
+@_verb(opt.MixOptions, "model")
 def mix(
     model: FloatModel,
     calibration: Any = None,
-    recipe: RecipeLike = "A8W8",
+    recipe: opt.RecipeLike = "A8W8",
     **options: Unpack[opt.MixOptions],
 ) -> PrecisionReport:
     """Choose for each layer's weights, or for each activation, one of several formats; nothing is written.
@@ -170,12 +173,11 @@ def mix(
     return PrecisionReport(name_of(job.model), job.recipe, found, wanted, bits)
 
 
-@opt.documented(opt.SensitivityOptions)
-@_tried("model")
+@_verb(opt.SensitivityOptions, "model")
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
-    recipe: RecipeLike | None = None,
+    recipe: opt.RecipeLike | None = None,
     **options: Unpack[opt.SensitivityOptions],
 ) -> SensitivityReport:
     """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
@@ -208,8 +210,7 @@ def sensitivity(
         )
 
 
-@opt.documented(opt.EvaluateOptions)
-@_tried("models")
+@_verb(opt.EvaluateOptions, "models")
 def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[opt.EvaluateOptions]) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
 
@@ -244,8 +245,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     )
 
 
-@opt.documented(opt.EvaluateOptions)
-@_tried("models")
+@_verb(opt.EvaluateOptions, "models")
 def compare_candidates(
     models: Sequence[AnyModel], data: Any, *, estimate_for: str = "stx", **options: Unpack[opt.EvaluateOptions]
 ) -> Evaluation:
@@ -265,9 +265,10 @@ def compare_candidates(
     import onnx
 
     from detent.device_check import check
+    from detent.graph.load import given_model
 
     files = (str, PathLike, onnx.ModelProto)  # of others, the device's file is not known
-    checks = [check(_path_or_proto(model), estimate_for) if isinstance(model, files) else None for model in models]
+    checks = [check(given_model(model), estimate_for) if isinstance(model, files) else None for model in models]
     options["trust"] = True  # the trials of those that are files have ended: they were read for their checks
     measured = evaluate(models, data, **options)
     timed = [
@@ -277,8 +278,7 @@ def compare_candidates(
     return replace(measured, models=timed)
 
 
-@opt.documented(opt.CompareOptions)
-@_tried("before", "after")
+@_verb(opt.CompareOptions, "before", "after")
 def compare(
     before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[opt.CompareOptions]
 ) -> ModelComparison | FolderComparison:
@@ -316,8 +316,7 @@ def compare(
     return compare_models(both[0], both[1], data, inner=given["inner"], **running)
 
 
-@opt.documented(opt.InferOptions)
-@_tried("model")
+@_verb(opt.InferOptions, "model")
 def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[opt.InferOptions]) -> list[Path]:
     """Run a model on data and save each output as .npy, under the name of its sample; return the files.
 
@@ -360,8 +359,7 @@ def _emulated_for(device: str | None) -> DeviceRounding | None:
     return None if rounding == "half-even" else rounding
 
 
-@opt.documented(opt.EmulateOptions)
-@_tried("model")
+@_verb(opt.EmulateOptions, "model")
 def emulate(
     model: FloatModel,
     data: Any = None,
@@ -382,12 +380,13 @@ def emulate(
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
     from detent.emulator import emulate as run_emulation
+    from detent.graph.load import given_model
     from detent.option_values import image_options
     from detent.progress import silent
 
     given = opt.settled(opt.EmulateOptions, options)
     return run_emulation(
-        _path_or_proto(model),
+        given_model(model),
         data,
         rounding=given["rounding"] or _emulated_for(given["device"]) or "half-even",  # type: ignore[arg-type]  # any text
         output=None if output is None else Path(output),
@@ -399,7 +398,7 @@ def emulate(
     )
 
 
-@_tried("model")
+@_verb(None, "model")
 def check(
     model: FloatModel, device: str | None = None, *, software: str = "", target: str | None = None
 ) -> DeviceCheck:
@@ -416,12 +415,12 @@ def check(
         DetentError: UsageError for an unknown device or version, ModelError for a file that is not a model.
     """
     from detent.device_check import check as run_check
+    from detent.graph.load import given_model
 
-    return run_check(_path_or_proto(model), device if target is None else target, software)
+    return run_check(given_model(model), device if target is None else target, software)
 
 
-@opt.documented(opt.SplitOptions)
-@_tried("model")
+@_verb(opt.SplitOptions, "model")
 def split(
     model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[opt.SplitOptions]
 ) -> Split:
@@ -437,16 +436,11 @@ def split(
         DetentError: UsageError for a place where no cut can be, ModelError or OutputError; no output is left behind.
     """
     from detent.convert.splitting import split as run_split
+    from detent.graph.load import given_model
     from detent.option_values import names_of, shapes_of
 
     given = opt.settled(opt.SplitOptions, options)
-    return run_split(
-        _path_or_proto(model), Path(body), Path(tail), names_of(given["at"]), shapes_of(given["fix_shape"])
-    )
-
-
-def _path_or_proto(model: FloatModel) -> Path | onnx.ModelProto:
-    return Path(model) if isinstance(model, (str, PathLike)) else model
+    return run_split(given_model(model), Path(body), Path(tail), names_of(given["at"]), shapes_of(given["fix_shape"]))
 
 
 def _shared(given: Any) -> opt.QuantizeOptions:

@@ -17,15 +17,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, TypeVar, get_type_hints
 
 from typing_extensions import TypedDict
 
 from detent.errors import nearest
+from detent.option_types import check_type
+
+PathText = str | PathLike[str]
 
 if TYPE_CHECKING:
     from detent.equalizations.awq import Awq
@@ -37,11 +38,17 @@ if TYPE_CHECKING:
     from detent.numerics.interface import NumberFormat
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
+    from detent.recipe import Recipe
     from detent.refinements import Refinement
     from detent.results.searched import StepOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
-    Awq = Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
-    PreprocessOptions = Progress = Refinement = StepOutcome = Any
+    Awq, Equalizer = NewType("Awq", object), NewType("Equalizer", object)
+    Metric, Method, Recipe = NewType("Metric", object), NewType("Method", object), NewType("Recipe", object)
+    IntegerFormat, NumberFormat = NewType("IntegerFormat", object), NewType("NumberFormat", object)
+    PreprocessOptions, Refinement = NewType("PreprocessOptions", object), NewType("Refinement", object)
+    LabelsLike = PathText | Sequence[Any] | Mapping[str, int] | None
+    StepOutcome = Any
+    Progress = Callable[..., None]
 
 DATA = "Data"
 CALIBRATION = "Calibration"
@@ -49,9 +56,16 @@ ACCURACY = "Accuracy"
 NODES = "Which nodes"
 PROPOSAL = "Proposal"
 
-PathText = str | PathLike[str]
 Names = str | Sequence[str]
 Shapes = Mapping[str, Sequence[int]]
+RecipeLike = PathText | Recipe
+
+# What verbs take beside their options; of other arguments, such as models, a verb says itself what it takes.
+ARGUMENTS: Mapping[str, Any] = {
+    **dict.fromkeys(("output", "body", "tail"), PathText),
+    **dict.fromkeys(("device", "target", "software", "estimate_for"), str),
+    "recipe": RecipeLike,
+}
 
 
 @dataclass(frozen=True)
@@ -215,7 +229,7 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     fix_shapes: Annotated[Shapes | None, OldName("fix_shape")]
 
     fix_input: Annotated[
-        Mapping[str, float | Sequence[float]] | Names | None,
+        Mapping[str, float | Sequence[Any]] | Names | None,
         Flag(
             "Make an input constant, such as a mode or a sampling rate: sr=16000. The result does not have it.",
             reads=list[str],
@@ -638,12 +652,16 @@ def settled(kind: type[Options], given: Mapping[str, Any]) -> Options:
             verb = kind.__name__.removesuffix("Options").lower()
             raise TypeError(f"{verb}() has no option '{name}'.{nearest(name, known)}")
         wanted, flag = known[name]
-        kinds = get_args(wanted) or (wanted,)
-        numbers = all(kind in (int, float, NoneType) for kind in kinds) and not (value is None and NoneType in kinds)
-        if numbers and not isinstance(value, Real if float in kinds else Integral):  # NumPy's, too
-            raise TypeError(f"Option '{name}' is a number, not {value!r}.")
+        check_type(name, value, wanted, _help_of(flag))
         found[flag.of if isinstance(flag, OldName) else name] = value
     return found  # type: ignore[return-value]  # it has the names that the class declares
+
+
+def check_arguments(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Raise UsageError for an argument of a verb, as ARGUMENTS has them, of a wrong type. None is as its default."""
+    for name in given.keys() & parameters.keys():
+        wanted = ARGUMENTS.get(name, Any)
+        check_type(name, given[name], wanted | None if parameters[name].default is None else wanted)
 
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])

@@ -7,6 +7,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import detent
+from detent.comparison.inspection import inspect_model
 from detent.emit import emit
 from detent.errors import ModelError
 from detent.plan.layout import Role
@@ -213,3 +215,35 @@ def test_an_activation_that_a_zero_point_stands_for_is_written_again(dtype, low,
     product = run(result, {"x": x})["y"]
     assert product.min() == 0.0
     np.testing.assert_allclose(run(proto, {"x": x})["y"], np.minimum(product, 255 * scale), atol=scale)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_dynamically_quantized_lstm_becomes_an_lstm(per_channel):
+    """Its weights are codes of the transposed ones; of its data, only the rounding to 8 bits is gone."""
+    rng, hidden = np.random.default_rng(5), 6
+    shape = (2, 4 * hidden) if per_channel else (2,)
+    arrays: dict = {"b": normal(2, 8 * hidden)}
+    for name, rows in (("w", 5), ("r", hidden)):
+        arrays[f"{name}_quantized"] = rng.integers(0, 255, (2, rows, 4 * hidden), np.uint8)
+        arrays[f"{name}_scale"] = rng.uniform(0.002, 0.008, shape).astype(np.float32)
+        arrays[f"{name}_zero"] = np.full(shape, 121, np.uint8)
+    names = "x w_quantized r_quantized b  h c  w_scale w_zero r_scale r_zero"
+    settings = {"domain": "com.microsoft", "hidden_size": hidden, "direction": "bidirectional"}
+    dynamic = helper.make_node("DynamicQuantizeLSTM", names.split(" "), ["y"], "lstm", **settings)
+    inputs = [info("x", (7, 1, 5)), info("h", (2, 1, hidden)), info("c", (2, 1, hidden))]
+    held = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph([dynamic], "lstm", inputs, [info("y", (7, 2, 1, hidden))], held)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    result, done = converted(proto, "float")
+    assert ops(result) == ["LSTM"]
+    assert [change.by for change in done.changes] == ["float"]
+    for name in "wr":
+        codes, scale, zero = (arrays[f"{name}_{part}"] for part in ("quantized", "scale", "zero"))
+        expected = (codes - zero.reshape(2, 1, -1).astype(np.float32)) * scale.reshape(2, 1, -1)
+        np.testing.assert_array_equal(constants(result)[name], expected.transpose(0, 2, 1))
+    feeds = {"x": normal(7, 1, 5), "h": normal(2, 1, hidden, seed=1), "c": normal(2, 1, hidden, seed=2)}
+    np.testing.assert_allclose(run(result, feeds)["y"], run(proto, feeds)["y"], atol=0.02)
+    with pytest.raises(ModelError, match=r"quantized already .*DynamicQuantizeLSTM.*--to float"):
+        detent.quantize(proto)
+    assert "Quantized as it runs: DynamicQuantizeLSTM" in str(inspect_model(proto))

@@ -118,3 +118,19 @@ def test_numbers_that_float_is_not_sure_of_do_not_count():
     assert total_error([error_sums(purpose, {}, expected, found, 1)]) == 0.0
     assert total_error([error_sums(Purpose(Task.REGRESS, ""), {}, expected, found, 1)]) > 0.0
     assert total_error([error_sums(purpose, {}, expected, found | {"pitch": np.array([[0.0, 4.0]])}, 1)]) == 0.5
+
+
+@pytest.mark.parametrize("task", [Task.CLASSIFY, Task.SEQUENCE, Task.SEGMENT, Task.REGRESS])
+def test_infinities_of_both_models_are_no_error(task):
+    shape = {Task.SEQUENCE: (1, 3, 5), Task.SEGMENT: (1, 5, 6, 6)}.get(task, (1, 5))
+    logits, noise = normal(*shape), 0.1 * normal(*shape, seed=1)
+    logits.reshape(-1)[2] = -np.inf
+    assert error(task, logits, logits) == pytest.approx(0.0, abs=1e-9)
+    assert 0.0 < error(task, logits, logits + noise) < 1.0
+    assert error(task, logits, np.nan_to_num(logits, neginf=0.0)) == np.inf
+
+
+def test_a_map_of_more_classes_than_columns_is_compared_by_classes():
+    """A constant on all scores of a pixel changes no class."""
+    logits = normal(1, 30, 8, 8)
+    assert error(Task.SEGMENT, logits, logits + normal(1, 1, 8, 8)) == pytest.approx(0.0, abs=1e-6)

@@ -91,6 +91,17 @@ def test_every_form_of_a_model(tmp_path):
     assert [evaluator.evaluate(form).accuracy() for form in forms] == [50.0] * 4
 
 
+def test_features_before_the_scores_are_no_classes():
+    def model(sign):
+        weight = {"w": sign * np.eye(6, 3, dtype=np.float32)}
+        nodes = [node("Relu", "x", "hidden"), node("MatMul", "hidden w", "scores")]
+        return build(nodes, [info("hidden", [1, 6]), info("scores", [1, 3])], weight, [info("x", [1, 6])])
+
+    data = np.eye(3, 6, dtype=np.float32) + 2 * np.eye(6, dtype=np.float32)[[5] * 3]
+    assert Evaluator(model(1), data, labels=[0, 1, 2]).evaluate(model(1)).accuracy() == 100
+    assert Evaluator(model(1), data).evaluate(model(-1)).agreeing == 0
+
+
 def test_a_half_precision_model_is_fed_halves():
     half = scaler(np.ones(CLASSES), kind=TensorProto.FLOAT16)
     assert Evaluator(SAME, one_hot(3), labels=[3]).evaluate(half).accuracy() == 100

@@ -41,6 +41,15 @@ def test_maps_of_key_points_are_judged_by_their_peaks():
     assert "pixels keep their class" in agreed(Task.SEGMENT, classes, classes).summary
 
 
+def test_logarithms_of_shares_have_no_peaks():
+    """The highest is 0, where one class is certain: no pixel is above a half of that, and most are below a tenth."""
+    scores = np.random.default_rng(0).standard_normal((1, 4, 16, 16)) * 4
+    logarithms = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    logarithms[:, :, :2] = np.array([0.0, -20.0, -30.0, -40.0])[None, :, None, None]
+    found = agreed(Task.SEGMENT, logarithms, logarithms[:, ::-1])
+    assert found.loss > 0.3 and found.figures["same_pixels"] == 0.0
+
+
 def test_pixels_and_regions():
     first = np.zeros((1, 3, 16, 16), np.float32)
     first[:, 0] = 5.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.evaluation.task_agreement import compare_answers, summarize_answers
+from detent.evaluation.task_agreement import add_answers, compare_answers, summarize_answers
+from detent.evaluation.vector_answers import VECTORS
 from detent.tasks import Task
 from detent.tasks.purpose import Purpose
 from tests.evaluation.agreement import agreed
@@ -87,11 +88,28 @@ def test_vectors_of_other_lengths_have_no_ranking() -> None:
     assert found is not None and found.figures["cosine"] == pytest.approx(1.0) and "ranking" not in found.figures
 
 
+def test_one_sample_again_and_again_ranks_nothing():
+    vectors = np.repeat(np.random.default_rng(0).standard_normal((1, 32)), 6, axis=0)
+    found = agreed(Task.EMBED, vectors, vectors + 0.01 * np.random.default_rng(1).standard_normal((6, 32)))
+    assert found.loss is None and set(found.figures) == {"cosine", "worst_cosine"}
+    assert found.figures["cosine"] > 0.999
+
+
 def test_the_same_vectors_agree_without_any_length():
     zeros, others = {"y": np.zeros((4, 8))}, {"y": np.eye(4, 8)}
-    assert agreed(Task.EMBED, zeros, zeros).figures == {"cosine": 1.0, "worst_cosine": 1.0, "ranking": 1.0}
+    assert agreed(Task.EMBED, zeros, zeros).figures == {"cosine": 1.0, "worst_cosine": 1.0}
     assert (
         agreed(Task.EMBED, zeros, others).figures["cosine"]
         == agreed(Task.EMBED, others, zeros).figures["cosine"]
         == 0.0
     )
+
+
+def test_vectors_that_no_summary_uses_are_not_kept():
+    vectors = np.random.default_rng(0).standard_normal((100, 8))
+    purpose, answers = Purpose(Task.EMBED, ""), []
+    for at in range(0, 100, 10):
+        part = {"y": vectors[at : at + 10]}
+        add_answers(purpose, answers, compare_answers(purpose, part, part, 10))
+    assert [answer.vectors is not None for answer in answers] == [True] * VECTORS + [False] * (100 - VECTORS)
+    assert summarize_answers(purpose, answers).samples == 100

@@ -71,6 +71,14 @@ def test_rows_have_objectness():
     assert only(head, {"y": output}) == (0.25, 1)
 
 
+def test_rows_of_one_class_without_objectness():
+    """RT-DETR by Ultralytics with one class: nothing but a box and a score."""
+    output = np.zeros((1, 300, 5), np.float32)
+    output[0, 5] = [*CENTER, 0.5]
+    head = recognise_head(shapes(y=output), IMAGE, 1)
+    assert (head.layout, head.classes) == ("rows", 1) and only(head, {"y": output}) == (0.5, 0)
+
+
 def test_rows_on_the_grid_are_decoded():
     """Cell 13 of stride 8 is column 1 of row 1: (dx + 1) * 8 = 20, (dy + 1) * 8 = 40."""
     output = np.zeros((1, CELLS, 5 + 1), np.float32)

@@ -84,6 +84,20 @@ def test_without_labels_the_task_judges():
     assert result.outcome.loss == pytest.approx(100 * report.fidelity.agreement.loss)
 
 
+@pytest.mark.parametrize(("count", "hold_out", "judged"), [(20, None, 4), (8, None, 4), (40, None, 5), (20, 6, 6)])
+def test_as_many_samples_are_held_out_as_judge(count, hold_out, judged):
+    result = detent.tune(chain_with_unequal_channels(), None, ROWS[:count], max_drop=1e9, hold_out=hold_out)
+    assert result.samples == judged
+    with_as_many = detent.quantize(chain_with_unequal_channels(), None, ROWS[:count], hold_out=judged)
+    assert count == 40 or result.model == with_as_many.model
+
+
+@pytest.mark.parametrize(("count", "hold_out"), [(7, None), (20, 2)])
+def test_too_few_samples_to_judge_by_are_refused(count, hold_out):
+    with pytest.raises(UsageError, match=r"held out to judge by.*Give 8 samples or more, a larger --hold-out, or"):
+        detent.tune(chain_with_unequal_channels(), None, ROWS[:count], hold_out=hold_out)
+
+
 def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
     result = tune(tmp_path / "out.onnx", metric=detent.Metric("never", score=Never()))
     names = [rung.name for rung in result.rungs]
@@ -199,11 +213,6 @@ def test_bad_input_is_named_and_leaves_nothing(tmp_path, options, error, said):
     with pytest.raises(error, match=said):
         tune(tmp_path / "out.onnx", **options)
     assert not (tmp_path / "out.onnx").exists()
-
-
-def test_too_few_samples_to_judge_by():
-    with pytest.raises(UsageError, match="--hold-out"):
-        detent.tune(chain_with_unequal_channels(), None, ROWS[:20])
 
 
 def test_no_data_at_all():

@@ -6,7 +6,8 @@ Operators that ONNX does not have bring model-local functions along, so that the
 
 **To float.** Constant codes before a DequantizeLinear become the float numbers that they stand for: the weights stay
 those that the quantized model computes with. A pair of QuantizeLinear and DequantizeLinear with the same parameters, or
-a fused node, only rounds and saturates an activation: it is removed. So is a pair of Casts through bfloat16.
+a fused node, only rounds and saturates an activation: it is removed. So is a pair of Casts through bfloat16. An LSTM
+with codes for weights, which rounds its data as it runs, becomes an LSTM with the numbers that they stand for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _BFLOAT16 = ir.DataType.BFLOAT16
 _HALF = ("bfloat16", "float16")
 _PER_AXIS_OPSET = 13  # the opset with which Q/DQ got an axis
 _LEAST_OPSET = 7  # the oldest opset that onnxruntime takes
+_LSTM_INPUTS = 8  # X, W, R, B, sequence_lens, initial_h, initial_c, P
 _NOT_CONSTANT = "its scale or zero point is not constant"
 
 
@@ -243,7 +245,10 @@ class OpsetVersion(ConversionStep):
 class ToFloat(NodeStep):
     """Remove quantization. Operators on codes (QLinearConv and the like) are declined."""
 
-    nothing: ClassVar[str] = "it is not quantized (no Q/DQ, FixNeuron, block format or bfloat16 Cast pair)."
+    nothing: ClassVar[str] = (
+        "it is not quantized in a way that this step takes out (Q/DQ, FixNeuron, block format, bfloat16 Cast pair, "
+        "DynamicQuantizeLSTM)."
+    )
 
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
@@ -255,6 +260,8 @@ class ToFloat(NodeStep):
             return _take_out(edit, node, source, rounded, f"{node.op_type} removed")
         if source is not None and casts_to(node, ir.DataType.FLOAT):
             return self._cast(edit, node, source)
+        if node.op_type == families.DYNAMIC_LSTM:
+            return _to_lstm(edit, node)
         if families.computes_on_codes(node):
             return f"{node.op_type} computes on codes; only Q/DQ models can be converted"
         return None
@@ -341,6 +348,26 @@ def _store(edit: GraphEdit, node: ir.Node, name: str, array: Array) -> str | Non
     value = add_initializer(edit.graph, edit.original_name(name), array)
     edit.substitute(node, value)
     return edit.changed(name, f"constant stored as {value.dtype}")
+
+
+def _to_lstm(edit: GraphEdit, node: ir.Node) -> str | None:
+    """Replace a DynamicQuantizeLSTM: W and R are codes of the transposed weights, their parameters are at the end."""
+    inputs = list(node.inputs[:_LSTM_INPUTS])
+    for at, scale_at in ((1, _LSTM_INPUTS), (2, _LSTM_INPUTS + 2)):
+        stored = node.inputs[at]
+        codes, scale, zero_point = (constant(each) for each in (stored, *node.inputs[scale_at : scale_at + 2]))
+        if stored is None or codes is None or scale is None or zero_point is None:
+            return "its weights, or their scales or zero points, are not constant"
+        # One scale for each direction, or for each of its channels, which come last.
+        scales, zeros = (array.reshape(len(codes), 1, -1).astype(np.float32) for array in (scale, zero_point))
+        weights = ((codes.astype(np.float32) - zeros) * scales).transpose(0, 2, 1)
+        inputs[at] = add_initializer(edit.graph, edit.original_name(str(stored.name)), weights)
+    lstm = ir.node("LSTM", inputs, dict(node.attributes), num_outputs=len(node.outputs), name=node.name)
+    edit.graph.insert_before(node, [lstm])
+    for old, new in zip(node.outputs, lstm.outputs, strict=True):
+        take_over(old, new)
+    edit.remove(node)
+    return edit.changed(lstm, "DynamicQuantizeLSTM became LSTM; what it reads is no longer rounded")
 
 
 def _evaluate(model: ir.Model, node: ir.Node) -> Array:

@@ -28,7 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.box_answers import head_of
+from detent.evaluation.map_answers import class_axis
 from detent.evaluation.row_answers import probabilities, score_heads
+from detent.evaluation.sample_answers import with_finite_ends, without_common_infinities
 from detent.evaluation.step_answers import in_steps, step_scores
 from detent.evaluation.task_agreement import compare_answers
 from detent.tasks import Task
@@ -74,9 +76,10 @@ def total_error(each: Sequence[Sums]) -> float:
     names = dict.fromkeys(name for sums in each for name in sums)
     names = {name: None for name in names if not name.startswith(_PART)} or names
     totals = [np.sum([sums[name] for sums in each if name in sums], axis=0) for name in names]
-    shares = [wrong / right for wrong, right in totals if right > 0.0 or not np.isfinite(wrong)]
-    error = float(np.mean(shares)) if shares else 0.0
-    return error if np.isfinite(error) else float("inf")
+    if not np.isfinite(totals).all():
+        return float("inf")
+    shares = [float(wrong / right) for wrong, right in totals if right > 0.0]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def _of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
@@ -84,7 +87,7 @@ def _of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int
     for name, first in score_heads(purpose.heads, expected, samples).items():
         tags = purpose.heads.get(name, purpose.usual_kind) == "tags"
         shape = (*first.shape, 1) if tags else first.shape  # each tag is a question of its own
-        one, other = first.reshape(shape), np.asarray(found[name], np.float64).reshape(shape)
+        one, other = (with_finite_ends(each).reshape(shape) for each in (first, found[name]))
         sums[name] = float(_divergence(one, other).sum()), float(samples)
     for name in purpose.numbers:
         if name in expected:
@@ -92,17 +95,15 @@ def _of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int
     return sums
 
 
-def _of_steps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
-    name, first = step_scores(expected, samples)
-    second = in_steps(found[name], samples)
+def _of_steps(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    name, first = step_scores(purpose.heads, expected, samples)
+    first, second = with_finite_ends(first), with_finite_ends(in_steps(found[name], samples))
     return {name: (float(_divergence(first, second).mean(axis=-1).sum()), float(samples))}
 
 
 def _of_maps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
     name, first = next((name, array) for name, array in expected.items() if array.ndim == 4 and array.dtype.kind == "f")
-    second = found[name]
-    axis = 1 if first.shape[1] <= first.shape[3] else 3  # channels are fewer than pixels
-    one, other = (np.moveaxis(np.asarray(array, np.float64), axis, -1) for array in (first, second))
+    one, other = (np.moveaxis(with_finite_ends(array), class_axis(first.shape), -1) for array in (first, found[name]))
     return {name: (float(_divergence(one, other).mean()) * samples, float(samples))}
 
 
@@ -163,9 +164,10 @@ def _of_vectors(purpose: Purpose, expected: Outputs, found: Outputs, samples: in
 
 def _of_parts(parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, found: Outputs) -> Sums:
     sums = {}
+    expected, found = without_common_infinities({name: expected[name] for name in expected if name in found}, found)
     for name, right in expected.items():
-        wrong = found.get(name)
-        if wrong is None or right.dtype.kind != "f" or right.shape != wrong.shape:
+        wrong = found[name]
+        if right.dtype.kind != "f" or right.shape != wrong.shape:
             continue
         for part in parts.get(name, (_WHOLE,)):
             x, y = (array if part is _WHOLE else part.of(array) for array in (right, wrong))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def as_models(
 
     A PyTorch module is exported with the shapes of the first sample of `data`.
     """
-    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model, Pipeline)) or is_torch(given)
+    kinds = (str, os.PathLike, onnx.ModelProto, ir.Model, Pipeline)
+    single = isinstance(given, kinds) or is_torch(given) or not isinstance(given, Iterable)
     several = [_exported(each, data) if is_torch(each) else each for each in ([given] if single else given)]
     whole = [_whole(model, tail) for model in several]
     if tail is not None and not any(isinstance(model, ir.Model) and "name" in model.meta for model in whole):

@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.evaluation.box_answers import detections_of
+from detent.evaluation.box_answers import detections_of, head_of
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.row_answers import chances, class_scores, probabilities
 from detent.evaluation.vector_answers import vectors_of
 from detent.graph.values import constant
-from detent.tasks import BY_SHAPE, Task
+from detent.tasks import BY_LAYOUT, BY_SHAPE, Task
 from detent.tasks.purpose import Purpose
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
@@ -101,12 +101,13 @@ def question_data(
     # A model with a fixed batch takes whole samples only.
     answers = [given(index) for index in range(min(asked, len(samples)))]
     single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
-    idle = _idle_states(rows, _rows(answers, 1))
-    told = _of_answers(purpose, _rows(answers, asked))
+    size = _size(samples[0])
+    idle = _idle_states(rows, _rows(answers, 1, size))
+    told = _of_answers(purpose, _rows(answers, asked, size))
     # In a few images there may be nothing to detect.
     if told and (purpose.task is Task.DETECT or _ONE_KIND in told[0]):
         more = [given(index) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
-        told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
+        told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2, size))
     axis = _channel_axis(rows[0][name])
     if axis is not None and single and len(answers) >= 4 and not declared:
         images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
@@ -154,12 +155,18 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
     as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
     Many are coordinates of points where each is like the second or third after it, as x of one point and the next.
     Rows that are more than the samples, of which an answer has `size`, are those of steps: of a recurrent reader, say.
+    Rows of six numbers are objects if they hold a class and a score.
     """
+    if purpose.task is Task.DETECT and purpose.why.startswith(BY_LAYOUT):
+        if all(_are_objects(purpose, answer(index)) for index in range(min(DETECTED, count))):
+            return purpose
+        why = f"{purpose.why}, but they hold no classes and scores"
+        return replace(purpose, task=Task.REGRESS, why=why, heads={})
     if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
         return purpose
     if (steps := _of_steps(purpose, answer(0), size)) is not None:
         return steps
-    answers = _rows([answer(index) for index in range(min(ASKED, count))], ASKED)
+    answers = _rows([answer(index) for index in range(min(ASKED, count))], ASKED, size)
     try:
         scores = _scores(purpose, answers).astype(np.float64)
     except ValueError:  # outputs that cannot be read as scores
@@ -173,10 +180,18 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
 
 
+def _are_objects(purpose: Purpose, outputs: Mapping[str, Array]) -> bool:
+    try:
+        return head_of(purpose, purpose.answers(outputs)).holds_objects(outputs)
+    except ValueError:  # maps of several grids, which only code around the model reads
+        return True
+
+
 def _of_steps(purpose: Purpose, outputs: Mapping[str, Array], size: int) -> Purpose | None:
     """Return a purpose for scores of steps, if a model answers [steps, samples, classes] with several steps."""
     for name, array in outputs.items():
-        if array.ndim == 3 and array.shape[0] > array.shape[1] == size and array.shape[2] > 1:
+        # Other outputs of that shape may be states of a recurrence, a row for each layer.
+        if name in (purpose.heads or outputs) and array.ndim == 3 and array.shape[0] > array.shape[1] == size:
             why = f"'{name}' is a row of {array.shape[2]} scores for each step, by what the model answers"
             return replace(purpose, task=Task.SEQUENCE, why=why, heads={})
     return None
@@ -205,15 +220,23 @@ _ONE_KIND = " Give it some of both kinds."
 _NO_CLASSES = " If its outputs are numbers and no scores of classes, give --task regress."
 
 
-def _rows(samples: Sequence[Feeds], count: int) -> list[dict[str, Array]]:
-    """Return the first samples one by one, if every input has a row for each; else as they are."""
+def _size(feeds: Feeds) -> int:
+    """Return how many rows every array has; 1 if they differ."""
+    sizes = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def _rows(samples: Sequence[Feeds], count: int, size: int | None = None) -> list[dict[str, Array]]:
+    """Return the first samples one by one, if every array has a row for each; else as they are.
+
+    `size` is that of the batches that answers are to: other rows of theirs are steps, or objects in one image.
+    """
     found: list[dict[str, Array]] = []
     for index in range(len(samples)):
         feeds = samples[index]
-        sizes = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
-        size = sizes.pop() if len(sizes) == 1 else 1
-        if size > 1:
-            found += [{name: array[at : at + 1] for name, array in feeds.items()} for at in range(size)]
+        rows = _size(feeds)
+        if rows > 1 and size in (None, rows):
+            found += [{name: array[at : at + 1] for name, array in feeds.items()} for at in range(rows)]
         else:
             found.append(dict(feeds))
         if len(found) >= count:

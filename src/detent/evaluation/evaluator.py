@@ -36,7 +36,7 @@ from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results import evaluated
-from detent.tasks import Task, find_task
+from detent.tasks import Task, answer_heads, find_task
 from detent.tasks.parts import OutputPart
 from detent.tasks.purpose import Purpose, purpose_of
 
@@ -145,22 +145,26 @@ class Evaluator:
         if self.dataset.truths is not None:
             return task_measure(self.dataset, self.reference.inputs[0].declared)
         if not self.compares_outputs:
-            return measures.AccuracyMeasure(self.dataset)
+            return measures.AccuracyMeasure(self.dataset, answer_heads(Task.CLASSIFY, self._model.graph))
         if self._purpose is not None:
             return measures.AgreementMeasure(self._reference_outputs, *self._purpose)
         return measures.DeviationMeasure(self._reference_outputs, self._recognised)
 
     @cached_property
+    def _model(self) -> ir.Model:
+        return self._given if isinstance(self._given, ir.Model) else read(self._given)
+
+    @cached_property
     def _recognised(self) -> Purpose:
         """Return what the reference model is for. The outputs of a sample tell shapes that its file may leave open."""
-        sample = next(iter(self.dataset)).pending.load()
-        shapes = {name: array.shape for name, array in self._reference_outputs(sample).items()}
-        model = self._given if isinstance(self._given, ir.Model) else read(self._given)
-        purpose = purpose_of(model, self._task, shapes)
-        if self._task is not None:
-            return purpose
-        first = [batch.pending for batch in islice(self.dataset, ASKED)]
-        return settled(purpose, lambda at: self._reference_outputs(first[at].load()), len(first))
+        first = list(islice(self.dataset, ASKED))
+
+        def answer(at: int) -> Mapping[str, Any]:
+            return self._reference_outputs(first[at].pending.load())
+
+        shapes = {name: array.shape for name, array in answer(0).items()}
+        purpose = purpose_of(self._model, self._task, shapes)
+        return purpose if self._task is not None else settled(purpose, answer, len(first), len(first[0].names))
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:

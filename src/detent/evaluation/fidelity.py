@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from detent.emulator import EmulatedValues
 from detent.errors import ModelError, listed
-from detent.evaluation.sample_answers import SampleAnswer
+from detent.evaluation.sample_answers import SampleAnswer, without_common_infinities
 from detent.evaluation.task_agreement import compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
@@ -300,8 +300,9 @@ def measure_fidelity(
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
-    """Run both models on `samples`: the outputs on all of them, every site on the first few. Where they leave the
-    verdict unclear, run the `reserve` too.
+    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+
+    While the verdict is unclear, take as many again from the `reserve`.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
@@ -340,8 +341,9 @@ def measure_fidelity(
     works = list(enumerate([*samples, *reserve]))
     looked = _look_at(works[: len(samples)], look, threads, progress)
     found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    if reserve and judge(found).level == "unclear":
-        looked += _look_at(works[len(samples) :], look, threads, progress)
+    while len(looked) < len(works) and judge(found).level == "unclear":
+        more = max(1, len(looked))
+        looked += _look_at(works[len(looked) : len(looked) + more], look, threads, progress)
         found = _fidelity(looked, outputs, list(sites), purpose, emulate)
     return found
 
@@ -410,10 +412,11 @@ class _Comparison:
         self, pending: PendingSample, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
     ) -> _Looked:
         """Return the sums of each value and part, and the answers."""
+        before, after = _answers(self.purpose, set(self.outputs), expected, found)
+        answers = compare_answers(self.purpose, before, after, pending.size)
         expected, found = where_sure(self.purpose, *without_common_infinities(expected, found))
         pairs = {name: (x, found[name]) for name, x in expected.items() if x.shape == found[name].shape}
         floats = _float_pairs(pairs, self.quantized_model, pending.origin)
-        before, after = _answers(self.purpose, set(self.outputs), expected, found)
         return _Looked(
             {
                 name: NoiseSums.of(x, self.coded[name].decode(y) if y.dtype.kind in "iu" else y)
@@ -426,7 +429,7 @@ class _Comparison:
                 if name in self.outputs and x.size
                 for part in self.parts.get(name, ())
             },
-            compare_answers(self.purpose, before, after, pending.size),
+            answers,
             pending.size,
         )
 
@@ -441,19 +444,6 @@ def _expected(
         sample = pending.load()
         computed = dict(zip(asked, reference(sample.feeds, sample.origin, asked), strict=True))
     return {name: known[name] if name in known else computed[name] for name in names}
-
-
-def without_common_infinities(
-    expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
-) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
-    """Return both with 0 for what is the same infinity in both, or NaN: nothing was lost there."""
-    before, after = dict(expected), dict(found)
-    for name, x in expected.items():
-        y = found[name]
-        if x.dtype.kind == y.dtype.kind == "f" and x.shape == y.shape and not all_finite(x):
-            common = ~np.isfinite(x) & ((x == y) | (np.isnan(x) & np.isnan(y)))
-            before[name], after[name] = np.where(common, x.dtype.type(0), x), np.where(common, y.dtype.type(0), y)
-    return before, after
 
 
 def _float_pairs(

@@ -23,7 +23,9 @@ from detent.evaluation.sample_answers import (
     SampleAnswer,
     Summary,
     bootstrap,
+    rankable,
     threshold,
+    without_common_infinities,
 )
 from detent.tasks import channels_and_sides
 from detent.tasks.purpose import Outputs, Purpose
@@ -48,11 +50,11 @@ def _compare_maps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -
         return [
             SampleAnswer(_of_pixels(*each)) for each in zip(same, [1.0 - each for each in same], regions, strict=True)
         ]
-    axis = 1 if first.ndim == 3 else _class_axis(first.shape)
+    axis = 1 if first.ndim == 3 else class_axis(first.shape)
     one, other = (np.moveaxis(each[:, None] if first.ndim == 3 else each, axis, -1) for each in (first, second))
     answers = []
     for at in range(samples):
-        x, y = one[at].astype(np.float64), np.nan_to_num(other[at].astype(np.float64), nan=-np.inf)
+        x, y = rankable(one[at]), rankable(other[at])
         same, cost = compare_classes(x, y)
         numbers = _of_pixels(float(same.mean()), float(cost.mean()), _region_overlaps(x, y))
         answers.append(SampleAnswer(numbers | (_of_peaks(x, y) if _has_peaks(x) else {})))
@@ -71,7 +73,7 @@ def _has_peaks(maps: Floats) -> bool:
     """Tell whether maps are nothing but for a few places, as those of key points are: [height, width, maps]."""
     top = maps.max(-1)
     peak = float(top.max())
-    few = float((top > peak / 2).mean()) < MOST_PEAKED
+    few = peak > 0.0 and float((top > peak / 2).mean()) < MOST_PEAKED  # logarithms of shares have no peaks
     return maps.shape[-1] > 1 and few and float(np.median(top)) < BACKGROUND * peak
 
 
@@ -99,7 +101,8 @@ def _highest(maps: Floats) -> tuple[Floats, Floats]:
     return flat.max(0), np.array(np.divmod(at, maps.shape[1]), np.float64)
 
 
-def _class_axis(shape: Sequence[int]) -> int:
+def class_axis(shape: Sequence[int]) -> int:
+    """Return which axis of [samples, ...] has a score for each class."""
     channels, sides = channels_and_sides(shape)
     return 3 if (channels, sides) == (shape[3], (shape[1], shape[2])) and shape[3] != shape[1] else 1
 
@@ -162,6 +165,7 @@ def _map_costs(rows: Rows) -> tuple[Floats, Floats]:
 
 def _compare_images(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name = next(name for name, array in expected.items() if array.ndim == 4 and array.shape[0] == samples)
+    expected, found = without_common_infinities(expected, found)
     answers = []
     for at in range(samples):
         x, y = expected[name][at].astype(np.float64), found[name][at].astype(np.float64)

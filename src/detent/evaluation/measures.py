@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -23,9 +23,9 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
-from detent.evaluation.fidelity import NoiseSums, without_common_infinities
+from detent.evaluation.fidelity import NoiseSums
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.sample_answers import SampleAnswer
+from detent.evaluation.sample_answers import SampleAnswer, without_common_infinities
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
@@ -61,9 +61,13 @@ def by_sample(records: Iterable[tuple[Batch, Sequence[Record]]]) -> tuple[list[s
     return names, found
 
 
-def class_scores(outputs: Mapping[str, Array], size: int) -> Array | None:
-    """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1."""
-    for array in outputs.values():
+def class_scores(outputs: Mapping[str, Array], size: int, heads: Container[str]) -> Array | None:
+    """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1.
+
+    It is one of `heads` if any of these is given out: features may come before what is computed from them.
+    """
+    rows = [array for name, array in outputs.items() if name in heads]
+    for array in rows or outputs.values():
         if array.ndim >= 2 and array.shape[0] == size and array.shape[1] >= 2 and array[0, 0].size == 1:
             return array.reshape(size, -1).astype(np.float32, copy=False)
     return None
@@ -95,12 +99,12 @@ class AnswerRecord(NamedTuple):
 class AccuracyMeasure:
     """Compares the top answers with labels."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset, heads: Container[str]) -> None:
+        self._dataset, self._heads = dataset, heads
         self._checked_classes: int | None = None
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AnswerRecord:
-        scores = class_scores(outputs, len(batch.names))
+        scores = class_scores(outputs, len(batch.names), self._heads)
         if scores is None:
             shapes = ", ".join(f"'{name}' {list(array.shape)}" for name, array in outputs.items())
             raise ModelError(
@@ -243,16 +247,17 @@ class DeviationMeasure:
                     f"{self._reference.name} is {list(array.shape)}: there is nothing to compare. Give a metric of "
                     "your own (--metric FILE.py)."
                 )
-        expected, outputs = without_common_infinities(expected, outputs)
+        pairs = zip(*map(batch.split, without_common_infinities(expected, outputs)), strict=True)
         sums = [
             {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
-            for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
+            for one, other in pairs
         ]
         scored = [kind for kind in self._purpose.heads.values() if kind != "number"]
         if self._purpose.task is not Task.CLASSIFY or len(scored) > 1:
             compared = task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names))
             return DeviationRecord(sums, compared=compared)
-        before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))
+        heads = self._purpose.heads
+        before, after = (class_scores(each, len(batch.names), heads) for each in (expected, outputs))
         # Top answers count only where both models give class scores; the noise counts in any case.
         if before is None or after is None:
             return DeviationRecord(sums)
@@ -271,7 +276,7 @@ class DeviationMeasure:
             names += batch.names
             expected.append(record.expected)
             answers.append(record.answers)
-            compared += record.compared
+            task_agreement.add_answers(self._purpose, compared, record.compared)
             for sample in record.sums:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
@@ -312,10 +317,11 @@ class AgreementMeasure:
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
         """Return the sums of each sample, and its answer."""
-        expected, outputs = without_common_infinities(self._reference(sample), outputs)
+        expected = self._reference(sample)
+        pairs = zip(*map(batch.split, without_common_infinities(expected, outputs)), strict=True)
         sums = [
             [NoiseSums.of(x, y) for name in one for x, y in self._of_parts(name, one[name], other[name])]
-            for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
+            for one, other in pairs
         ]
         return AgreementRecord(sums, task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names)))
 
@@ -334,7 +340,7 @@ class AgreementMeasure:
         for batch, record in records:
             names += batch.names
             sums += record.sums
-            answers += record.answers
+            task_agreement.add_answers(self._purpose, answers, record.answers)
         # A share of agreeing answers over some of the samples would look like one over all of them.
         answers = answers if len(answers) == len(names) else []
         _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))

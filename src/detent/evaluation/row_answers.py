@@ -28,6 +28,7 @@ from detent.evaluation.sample_answers import (
     Summary,
     bootstrap,
     points_text,
+    rankable,
     threshold,
     unseen,
 )
@@ -52,7 +53,11 @@ def probabilities(scores: Floats) -> Floats:
 
 def chances(scores: Floats) -> Floats:
     """Return the probability of each tag by itself: the scores, or their Sigmoid if they are logits."""
-    return scores if threshold(scores) else np.asarray(1 / (1 + np.exp(-scores)))
+    return scores if threshold(scores) else _sigmoid(scores)
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-np.maximum(logits, -700.0))))  # beyond, exp overflows
 
 
 def score_heads(heads: Heads, outputs: Outputs, samples: int) -> dict[str, Floats]:
@@ -96,8 +101,8 @@ def _compare(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) 
     `same` is whether all outputs keep their top class.
     """
     rows: list[Row] = [{} for _ in range(samples)]
-    for name, first in score_heads(purpose.heads, expected, samples).items():
-        second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
+    for name, scores in score_heads(purpose.heads, expected, samples).items():
+        first, second = rankable(scores), rankable(found[name]).reshape(scores.shape)
         compared = _classes if purpose.heads.get(name, purpose.usual_kind) == "classes" else _tags
         for row, numbers in zip(rows, compared(first, second), strict=True):
             same = min(row.get("same", 1.0), numbers.get("same", 1.0))
@@ -120,7 +125,7 @@ def _tags(first: Floats, second: Floats) -> list[Row]:
 
 def _like(first: Floats, second: Floats) -> Floats:
     """Return the probabilities of tags, of logits or not as those of the float model are."""
-    return np.clip(second, 0.0, 1.0) if threshold(first) else np.asarray(1 / (1 + np.exp(-second)))
+    return np.clip(second, 0.0, 1.0) if threshold(first) else _sigmoid(second)
 
 
 def _tags_of(p: Floats, q: Floats, wanted: npt.NDArray[np.bool_], shown: npt.NDArray[np.bool_]) -> Row:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from detent.graph.values import all_finite
 from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
 from detent.tasks.purpose import Outputs, Purpose
 
 # What a change of the answer costs on average, where few changes were seen: that of common classifiers.
 USUAL_COST = 0.15
+HUGE = 1e300  # stands for infinity; twice as much is finite, too
 
 Floats = npt.NDArray[np.float64]
 Row = dict[str, float]
@@ -40,12 +42,41 @@ class AnswerReader(NamedTuple):
 
     `compare` takes the outputs of both models and the number of samples, and raises ValueError, or what indexing
     raises, for outputs of another kind. `costs` returns what each sample costs and weighs: the loss is the ratio of
-    their sums.
+    their sums. `vectors` is of how many samples the summary uses them; those of all would fill the memory.
     """
 
     compare: Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]
     summarize: Callable[[Rows, Sequence[SampleAnswer]], Summary]
     costs: Callable[[Rows], tuple[Floats, Floats]] | None = None
+    vectors: int | None = None
+
+
+def without_common_infinities(
+    expected: Outputs, found: Outputs
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+    """Return both with 0 for what is the same infinity in both, or NaN: nothing was lost there.
+
+    That is for sums of squares. Scores are ranked, and 0 may outrank all others: see `rankable`.
+    """
+    before, after = dict(expected), dict(found)
+    for name, x in expected.items():
+        y = found[name]
+        if x.dtype.kind == y.dtype.kind == "f" and x.shape == y.shape and not all_finite(x):
+            common = ~np.isfinite(x) & ((x == y) | (np.isnan(x) & np.isnan(y)))
+            before[name], after[name] = np.where(common, x.dtype.type(0), x), np.where(common, y.dtype.type(0), y)
+    return before, after
+
+
+def with_finite_ends(scores: npt.NDArray[Any]) -> Floats:
+    """Return scores with finite numbers for infinities, in the same order."""
+    return np.nan_to_num(scores.astype(np.float64), nan=np.nan, posinf=HUGE, neginf=-HUGE)
+
+
+def rankable(scores: npt.NDArray[Any]) -> Floats:
+    """Return scores with finite numbers for infinities, in the same order, and the lowest score for NaN."""
+    values = with_finite_ends(scores)
+    nan = np.isnan(values)
+    return np.where(nan, values[~nan].min() if not nan.all() else 0.0, values) if nan.any() else values
 
 
 def threshold(scores: Floats) -> float:

@@ -15,17 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.sample_answers import AnswerReader, Floats, Rows, SampleAnswer, Summary
+from detent.evaluation.sample_answers import (
+    AnswerReader,
+    Floats,
+    Rows,
+    SampleAnswer,
+    Summary,
+    without_common_infinities,
+)
 from detent.results.verdict import LEAST_SAMPLES
 from detent.tasks.purpose import Outputs, Purpose
 
 VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
+ALIKE = 1e-4  # similarities in float that differ by less rank nothing, as those of one sample again and again
 STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
 
 
 def _compare_vectors(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name = _vector_output(expected, samples)
+    expected, found = without_common_infinities(expected, found)
     one, other = (_vectors(each[name], samples) for each in (expected, found))
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     same = (one == other).all(1).astype(np.float64)  # as vectors of zeros may be
@@ -52,7 +61,8 @@ def _summarize_vectors(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     pairs = [answer.vectors for answer in answers[:VECTORS] if answer.vectors is not None]
     ranking = None
     if len(pairs) >= 4 and len({one.size for one, _ in pairs}) == 1:  # only vectors of one length can be compared
-        ranking = spearman(*(_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1)))
+        first, second = (_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1))
+        ranking = spearman(first, second) if float(np.ptp(first)) > ALIKE else None
     cosine = float(rows["cosine"].mean())
     text = f"the cosine with float's vectors is {cosine:.4f} on average, {rows['cosine'].min():.4f} at worst"
     figures = {"cosine": cosine, "worst_cosine": float(rows["cosine"].min())}
@@ -85,6 +95,7 @@ def _compare_numbers(purpose: Purpose, expected: Outputs, found: Outputs, sample
     names = [name for name, array in expected.items() if array.dtype.kind == "f" and (array.ndim or samples == 1)]
     if samples > 1 and any(len(expected[name]) != samples for name in names):
         raise ValueError("the rows of an output are not those of the samples")
+    expected, found = without_common_infinities(expected, found)
     known = {name: ~unsure for name, unsure in purpose.unsure(expected).items()}
     everywhere = {name: np.ones(expected[name].shape, np.bool_) for name in names}
     one, other, where = (
@@ -143,5 +154,5 @@ def _error_of_spread(answers: Sequence[SampleAnswer]) -> float | None:
     return math.sqrt(ratio) if math.isfinite(ratio) else 1e9
 
 
-EMBEDDINGS = AnswerReader(_compare_vectors, _summarize_vectors)
+EMBEDDINGS = AnswerReader(_compare_vectors, _summarize_vectors, vectors=VECTORS)
 NUMBERS = AnswerReader(_compare_numbers, _summarize_numbers)

@@ -50,13 +50,14 @@ from detent.plan.select import Became, Selection, check_operator_types
 from detent.prepare import FixInputs, FoldConstants, Pass, default_passes, prepare, successors
 from detent.prepare.shapes import constant_inputs, is_open_batch
 from detent.progress import Progress
+from detent.qdq.families import DYNAMIC
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
 from detent.tasks.parts import OutputPart, output_parts
 from detent.tasks.purpose import Purpose, purpose_of
 
-QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", *DYNAMIC)
 
 # What draws numbers while the model runs, so that two runs differ.
 RANDOM_OPERATORS = (

@@ -200,7 +200,8 @@ ON_CODES: Mapping[str, OnCodes] = MappingProxyType(
     }
 )
 # Operators of dynamic quantization: scales are computed while the model runs.
-DYNAMIC = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+DYNAMIC_LSTM = "DynamicQuantizeLSTM"
+DYNAMIC = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", DYNAMIC_LSTM)
 
 # Operators that only select, repeat or rearrange elements of their first input: they can work on codes as well.
 MOVES_CODES = (

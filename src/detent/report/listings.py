@@ -14,6 +14,7 @@ from detent.convert.splitting import tail_file
 from detent.devices.device import Device, Generation
 from detent.equalizations import smoothing_text
 from detent.errors import listed
+from detent.qdq.families import DYNAMIC
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
@@ -158,6 +159,9 @@ def _contents(inspection: Inspection) -> list[str]:
     """Say how a model is quantized, and what to type next."""
     kinds = Counter(tensor.dtype for tensor in inspection.quantized)
     model = inspection.source or "MODEL"
+    dynamic = sorted({kind.rpartition("::")[2] for kind in inspection.operators} & {*DYNAMIC})
+    if dynamic and not kinds:
+        return [f"Quantized as it runs: {', '.join(dynamic)}.", f"Next: {command('check', model)}"]
     if not kinds:
         return ["Not quantized.", f"Next: {command('quantize', model, 'OUTPUT', '--calib', 'DATA')}"]
     counts = ", ".join(f"{count} {dtype}" for dtype, count in kinds.most_common())

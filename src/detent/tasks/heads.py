@@ -107,6 +107,12 @@ class Head:
             arrays = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
         return [_DENSE[self.layout](self, [array[at] for array in arrays]) for at in range(len(arrays[0]))]
 
+    def holds_objects(self, outputs: Outputs) -> bool:
+        """Tell whether rows that a network chose itself have a class and a score; six numbers may be a rotation."""
+        rows = outputs[self.outputs[0]].reshape(-1, outputs[self.outputs[0]].shape[-1])
+        columns = ((5, 6),) if rows.shape[1] == 7 else ((5, 4), (0, 1))
+        return self.layout != "final" or any(_are_kinds(rows[:, kind], rows[:, score]) for kind, score in columns)
+
     def has_places(self, outputs: Outputs) -> bool:
         """Tell whether boxes lie in the image; those that are offsets from unknown anchors do not."""
         if self.layout != "pair":
@@ -259,6 +265,8 @@ def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     sides = _columns_of_distances(rows, head.image)
     if sides:
         return _around_cells(rows[:, -sides:], head.image), rows[:, :-sides]
+    if rows.shape[1] == 4 + head.classes == 5:
+        return _in_pixels(_corners(rows), head.image), rows[:, 4:]
     if len(rows) not in anchors_of(head.image) and _are_kinds(rows[:, 5], rows[:, 4]) and rows[:, 4].any():
         chosen = np.zeros((len(rows), head.classes), np.float32)
         chosen[np.arange(len(rows)), np.clip(rows[:, 5], 0, head.classes - 1).astype(np.int64)] = rows[:, 4]

@@ -24,8 +24,8 @@ class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
     `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
-    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known; `confidences` are
-    the outputs that say how sure the numbers of another are, by the name of that one.
+    `heads` are the outputs that hold scores, numbers or objects, if they are known; `confidences` are the outputs that
+    say how sure the numbers of another are, by the name of that one.
     """
 
     task: Task
@@ -57,8 +57,16 @@ class Purpose:
         return {name: array for name, array in outputs.items() if name not in self.passed_on}
 
     def unsure(self, outputs: Outputs) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return where the numbers of each output are that the model itself is not sure of, if it says so."""
-        pairs = {name: sure for name, sure in self.confidences.items() if name in outputs and sure in outputs}
+        """Return where the numbers of each output are that the model itself is not sure of, if it says so.
+
+        Scores of four classes have the shape of the boxes beside them, but are not of single numbers.
+        """
+        numbers = {
+            name: sure
+            for name, sure in self.confidences.items()
+            if self.task is Task.REGRESS or self.heads.get(name) == "number"
+        }
+        pairs = {name: sure for name, sure in numbers.items() if name in outputs and sure in outputs}
         return {
             name: outputs[sure] < SURE for name, sure in pairs.items() if outputs[sure].shape == outputs[name].shape
         }

@@ -71,6 +71,33 @@ def open_judge(job: Job, options: TuneOptions, metric: Metric | None) -> Evaluat
 
 def held_out_data(job: Job) -> Dataset:
     """Return the calibration samples that a run of the job holds out, as data to judge on."""
+    source = _calibration_rows(job)
+    rows = [row for at, row in enumerate(source.selection.rows) if at in source.selection.held_out]
+    if len(rows) < FEWEST_JUDGED:
+        raise UsageError(
+            f"Of {len(source.selection.rows)} {source.rows.noun} {source.rows.place} only {len(rows)} are held out to "
+            f"judge by, which says nothing: {FEWEST_JUDGED} or more would. Give {2 * FEWEST_JUDGED} samples or more, "
+            "a larger --hold-out, or --eval."
+        )
+    judged = replace(source, selection=RowSelection(rows, frozenset(), len(rows), 0))
+    folder = Path(job.calibration) if isinstance(job.calibration, (str, Path)) else None
+    return Dataset(judged, folder, None, None, None)
+
+
+def with_enough_held_out(job: Job) -> Job:
+    """Return the job with as many samples held out as judge at least, if the user does not say how many.
+
+    No more than half of the samples are held out for that: of fewer, the rest would not calibrate.
+    """
+    source = _calibration_rows(job)
+    step = source.batch if source.whole else 1
+    needed, read = -(-FEWEST_JUDGED // step) * step, len(source.selection.rows)
+    if job.options["hold_out"] is not None or len(source.selection.held_out) >= needed or read < 2 * needed:
+        return job
+    return job.with_options(hold_out=needed)
+
+
+def _calibration_rows(job: Job) -> RowSource:
     if job.calibration is None:
         raise UsageError("There is nothing to judge by: give calibration data (--calib), and --eval or --metric.")
     source = open_source(
@@ -87,16 +114,7 @@ def held_out_data(job: Job) -> Dataset:
             "Models are judged on the same samples again and again, which a stream cannot give: give --eval a folder, "
             "or an array."
         )
-    rows = [row for at, row in enumerate(source.selection.rows) if at in source.selection.held_out]
-    if len(rows) < FEWEST_JUDGED:
-        raise UsageError(
-            f"Of {len(source.selection.rows)} {source.rows.noun} {source.rows.place} only {len(rows)} are held out to "
-            f"judge by, which says nothing. Give more samples, hold out more of them (--hold-out {FEWEST_JUDGED}), or "
-            "give --eval."
-        )
-    judged = replace(source, selection=RowSelection(rows, frozenset(), len(rows), 0))
-    folder = Path(job.calibration) if isinstance(job.calibration, (str, Path)) else None
-    return Dataset(judged, folder, None, None, None)
+    return source
 
 
 def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
@@ -109,6 +127,8 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     for file in filter(None, (output, recipe_file)):
         check_output(file, job.model)
     metric = as_metric(options["metric"])
+    if options["evaluation"] is None:
+        job = with_enough_held_out(job)
     record = Record.open(output, _key(job, options, metric), resume=options["resume"])
     clock = Clock(seconds)
     evaluator = open_judge(job, options, metric)
