@@ -97,6 +97,11 @@ def test_a_network_with_attention_in_it_gets_float_scales():
 
     job = make_job(network("r"))
     assert job.recipe.name == "A8W8" and "attention ('attended')" in job.recipe_reason
+    guarded = network("r")  # as PyTorch writes it, with zeros where all scores are masked
+    guarded.graph.node[2].output[0] = "softmax"
+    guarded.graph.node.insert(3, node("IsNaN", "softmax", "masked"))
+    guarded.graph.node.insert(4, node("Where", "masked r softmax", "s"))
+    assert make_job(guarded).recipe == job.recipe
     backwards = network("r")
     backwards.graph.node.reverse()
     assert make_job(backwards).recipe == job.recipe

@@ -227,7 +227,7 @@ SOFTWARE = ("1.6", "1.7", "1.8")  # the versions of Ryzen AI Software whose diff
 _FUSED_ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
 _NORMS = ("LayerNormalization", "SkipLayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _ATTENTION = _FUSED_ATTENTION.union(_NORMS, ("Softmax", "Einsum", "Gelu", "BiasGelu", "FastGelu", "QuickGelu", "Erf"))
-_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Dropout"))
+_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Dropout", "Where"))
 _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
 
 
@@ -292,7 +292,7 @@ def _attention_of(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
     while known < len(shares):  # nodes may be in any order
         known = len(shares)
         for node in graph.node:
-            if node.op_type == "Softmax" or (node.op_type in _MOVES and not shares.isdisjoint(node.input[:1])):
+            if node.op_type == "Softmax" or (node.op_type in _MOVES and not shares.isdisjoint(node.input)):
                 shares.update(node.output)
     for node in graph.node:
         product = node.op_type in ("MatMul", "Einsum") and constants.isdisjoint(node.input)
