@@ -70,6 +70,11 @@ class Option:
             return state
         except UsageError as error:
             raise UsageError(f"{self.name}{shown}: {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:  # the value is of a kind that no rule expects
+            kind = type(value).__name__
+            raise UsageError(
+                f"{self.name}{shown}: the option does not take a value of type {kind} ({error})."
+            ) from error
 
 
 def honoured(name: str, says: str, rule: Rule, read: Reader = as_given) -> Option:
