@@ -174,6 +174,6 @@ def names(value: Any) -> tuple[str, ...]:
     """Return a value that must be a list of names."""
     if value is None:
         return ()
-    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, str) for each in value):
         raise UsageError("it must be a list of names.")
     return tuple(value)

@@ -316,7 +316,7 @@ def _excluded(request: Request, config: QuantizationConfig) -> Request:
     patterns = tuple(name for name in given if is_regex(name))
     exclude = tuple(name for name in given if name not in patterns)
     request = request.replace(exclude=exclude, patterns=patterns, external_data=config.use_external_data_format)
-    for part in config.subgraphs_to_exclude:
+    for part in config.subgraphs_to_exclude or ():
         request = request.with_override(Override(between=_ends(part, "to exclude"), leave_float=True))
     return request
 
