@@ -454,6 +454,10 @@ def test_a_noted_option_says_that_it_is_not_done(name):
         ({"TensorQuantOverrides": {"x": [{"scale": np.ones(2), "zero_point": 0}]}}, "'x': scale .*one number"),
         ({"TensorQuantOverrides": {"x": [{"scale": 1.0, "zero_point": 256}]}}, "zero_point .*-128 to 127"),
         ({"NumBins": "many"}, "NumBins='many'.*number"),
+        ({"InputNodes": 5}, "InputNodes=5: it must be a list of names"),
+        ({"TensorQuantOverrides": [1]}, "TensorQuantOverrides: .*type list"),
+        ({"TensorsRangeFile": 1.5}, "TensorsRangeFile=1.5: .*type float"),
+        ({"MinMSEModeFloatScale": ["All"]}, "MinMSEModeFloatScale: .*type list"),
         ({"CalibDataSize": 1.5}, "CalibDataSize=1.5.*whole number"),
     ],
 )

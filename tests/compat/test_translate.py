@@ -354,6 +354,7 @@ def test_every_field_is_in_the_record():
         ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
         ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
         ({"nodes_to_exclude": "conv1"}, "nodes_to_exclude='conv1': it must be a list of names"),
+        ({"op_types_to_quantize": 5}, "op_types_to_quantize=5: it must be a list of names"),
         ({"op_types_to_quantize": "Conv"}, "op_types_to_quantize='Conv': it must be a list of names"),
     ],
 )

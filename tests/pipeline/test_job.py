@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import detent
 from detent.errors import UsageError
@@ -61,6 +62,30 @@ def test_a_transformer_gets_float_scales_unless_recipe_or_device_is_named(transf
     assert make_job(network).recipe.name == "XINT8" and make_job(network).recipe_reason == ""
 
 
+def test_a_transformer_of_functions_or_of_fused_attention_is_one():
+    """Exporters write modules as functions, and optimizers write attention as one node."""
+    proto = bert()
+    ends = {name for each in (proto.graph.input, proto.graph.initializer) for name in (value.name for value in each)}
+    outputs = [value.name for value in proto.graph.output]
+    body = helper.make_function("local", "Bert", sorted(ends), outputs, list(proto.graph.node), proto.opset_import)
+    del proto.graph.node[:]
+    proto.graph.node.append(helper.make_node("Bert", sorted(ends), outputs, domain="local"))
+    proto.functions.append(body)
+    assert make_job(proto).recipe.name == "A8W8"
+    fused = helper.make_node("Attention", ["x", "x", "x"], ["y"], name="fused")
+    graph = helper.make_graph([fused], "g", [info("x", [1, 2, 4, 4])], [info("y", [1, 2, 4, 4])])
+    job = make_job(helper.make_model(graph))
+    assert job.recipe.name == "A8W8" and "'fused'" in job.recipe_reason
+
+
+@pytest.mark.parametrize("device", [None, "stx"])
+@pytest.mark.parametrize("op_type", ["Sigmoid", "MatMul", "Conv"])
+def test_a_damaged_node_without_inputs_or_outputs_gets_a_recipe_too(op_type: str, device: str | None):
+    nodes = [helper.make_node(op_type, given, [], group=2) for given in ([], ["x"])]
+    proto = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    assert make_job(proto, device=device).recipe.name in ("XINT8", "A8W8")
+
+
 def test_a_network_with_attention_in_it_gets_float_scales():
     """As YOLO11, MobileViT and readers of text have it, among many more convolutions."""
 
@@ -72,6 +97,14 @@ def test_a_network_with_attention_in_it_gets_float_scales():
 
     job = make_job(network("r"))
     assert job.recipe.name == "A8W8" and "attention ('attended')" in job.recipe_reason
+    guarded = network("r")  # as PyTorch writes it, with zeros where all scores are masked
+    guarded.graph.node[2].output[0] = "softmax"
+    guarded.graph.node.insert(3, node("IsNaN", "softmax", "masked"))
+    guarded.graph.node.insert(4, node("Where", "masked r softmax", "s"))
+    assert make_job(guarded).recipe == job.recipe
+    backwards = network("r")
+    backwards.graph.node.reverse()
+    assert make_job(backwards).recipe == job.recipe
     assert [make_job(network("r"), device=name).recipe.name for name in ("phx", "stx")] == ["XINT8", "A8W8"]
     assert detent.check(network("r")).target == "npu-a8w8"
     assert make_job(network("k")).recipe.name == "XINT8"  # a mean over shares, as YOLOv8's boxes are

@@ -179,7 +179,7 @@ def _roles(layer: Any) -> dict[str, Any]:
         raise UsageError(f"TargetLayerConfig is {layer!r}. Give a QLayerConfig, or several.")
     check_layer(layer)
     if layer.output_tensors not in (None, layer.inputs):
-        raise UsageError("output_tensors of a target: what its layers write is as what they read. Delete it.")
+        raise UsageError("output_tensors of a target must equal its input_tensors. Delete them.")
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 

@@ -34,7 +34,7 @@ class Serializable:
     """A configuration that `to_dict` turns into plain values: enumerations become "Class.Member", types their name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field. Note any other attribute: it is a slip of the pen, which nothing would ever read."""
+        """Set a field. Note any other attribute: it is probably a typo, and nothing reads it."""
         known = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
         if name not in known:
             note(f"{type(self).__name__} has no field '{name}': setting it changes nothing.{nearest(name, known)}")

@@ -1,10 +1,10 @@
-"""What a script says of layers, as formats of the tensors that they read and write.
+"""Translate a script's specifications of layers into formats of the tensors that they read and write.
 
-In a recipe a node has a format, and what it reads in another one is converted: rounded to 8 bits, then to 16. In Quark
-the tensors have them. `input_tensors` of a layer have 16 bits for all that reads them, nothing is rounded twice, and
-what the layer writes is as in the rest of the model unless `output_tensors` says otherwise.
+In a recipe a node has a format, and an input in another format is converted: rounded to 8 bits, then to 16. In Quark
+the tensors have formats. `input_tensors` with 16 bits have them for all of their readers, nothing is rounded twice, and
+the output of the layer has the format of the rest of the model unless `output_tensors` says otherwise.
 
-A product of int32 codes is the unit of an int32 bias, so a bias beside floats or blocks has their format.
+The unit of an int32 bias is the product of two scales of integers, so a bias beside floats or blocks has their format.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def is_regex(name: str) -> bool:
 def overrides_of(
     layers: Sequence[LayerFormats], recipe: Recipe, graph: ir.Graph, *, dual: bool
 ) -> tuple[Override, ...]:
-    """Return what the specifications amount to beside the recipe's overrides, some of which are of single tensors.
+    """Return the specifications as overrides, to be put before those of the recipe.
 
-    With `dual` a tensor between two formats has both, which is what overrides of nodes are.
+    With `dual` a tensor between two formats has both, so these are overrides of nodes, otherwise of tensors.
     """
     parts: list[Override] = []
     tensors: dict[str, NumberFormat] = {}
     alone = {name: fmt for each in recipe.overrides for name in each.tensors for fmt in each.formats.values()}
-    beside: dict[str, NumberFormat] = {}  # what no unit of products follows from, by node
+    beside: dict[str, NumberFormat] = {}  # formats that have no unit of products, by node
     for layer in layers:
         nodes = _named(layer.part.nodes, graph)
         chosen = nodes_of(replace(layer.part, nodes=nodes or layer.part.nodes), graph)

@@ -70,6 +70,11 @@ class Option:
             return state
         except UsageError as error:
             raise UsageError(f"{self.name}{shown}: {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:  # the value is of a kind that no rule expects
+            kind = type(value).__name__
+            raise UsageError(
+                f"{self.name}{shown}: the option does not take a value of type {kind} ({error})."
+            ) from error
 
 
 def honoured(name: str, says: str, rule: Rule, read: Reader = as_given) -> Option:
@@ -169,6 +174,6 @@ def names(value: Any) -> tuple[str, ...]:
     """Return a value that must be a list of names."""
     if value is None:
         return ()
-    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, str) for each in value):
         raise UsageError("it must be a list of names.")
     return tuple(value)

@@ -466,7 +466,7 @@ def gptq(request: Request, value: Any = None) -> Request:
     """Round weights by GPTQ."""
     fields = gptq_of(value or {}, request.recipe.weights)
     if fields["weights"].granularity.startswith("per_group") and is_product_bias(request.recipe.biases):
-        fields["biases"] = None  # there is no one unit of products for them
+        fields["biases"] = None  # their products have no common unit
     return request.with_recipe(**fields)
 
 

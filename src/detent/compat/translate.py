@@ -316,7 +316,7 @@ def _excluded(request: Request, config: QuantizationConfig) -> Request:
     patterns = tuple(name for name in given if is_regex(name))
     exclude = tuple(name for name in given if name not in patterns)
     request = request.replace(exclude=exclude, patterns=patterns, external_data=config.use_external_data_format)
-    for part in config.subgraphs_to_exclude:
+    for part in config.subgraphs_to_exclude or ():
         request = request.with_override(Override(between=_ends(part, "to exclude"), leave_float=True))
     return request
 
@@ -426,7 +426,7 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override | LayerF
         raise UsageError("global_config needs both input_tensors (or activation) and weight.")
     check_layer(config.global_config)
     if config.global_config.output_tensors not in (None, inputs):
-        note("output_tensors of global_config: what reads a tensor decides, by its input_tensors, as in Quark.")
+        note("output_tensors of global_config: the input_tensors of the layers that read a tensor decide, as in Quark.")
     if type(_method(inputs)) is tuple and is_integer(spec_format(inputs)):
         note(
             f"calibration_method {inputs.calibration_method} with scale_type PowerOf2: its ranges, with scales that "

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from detent.devices.constraints import ALIGN_POOL, UNCONSTRAINED, Constraints, Violation
 from detent.devices.rewrites import Substitution
 from detent.errors import UsageError, check_known
+from detent.graph.message import all_graphs
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -223,8 +224,10 @@ GENERATIONS: Mapping[str, Generation] = {
 }
 SOFTWARE = ("1.6", "1.7", "1.8")  # the versions of Ryzen AI Software whose differences are known
 
-_ATTENTION = frozenset(("LayerNormalization", "Softmax", "Einsum", "Gelu", "Erf", "SkipLayerNormalization"))
-_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Dropout"))
+_FUSED_ATTENTION = frozenset(("Attention", "MultiHeadAttention", "GroupQueryAttention"))
+_NORMS = ("LayerNormalization", "SkipLayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+_ATTENTION = _FUSED_ATTENTION.union(_NORMS, ("Softmax", "Einsum", "Gelu", "BiasGelu", "FastGelu", "QuickGelu", "Erf"))
+_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Dropout", "Where"))
 _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
 
 
@@ -241,10 +244,10 @@ def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str
     attention = attention_in(proto)
     if attention:
         return "A16W8", f"the model is a transformer ({', '.join(attention)}), which 8-bit activations harm"
-    attending = first_attention(proto.graph)
+    attending = first_attention(proto)
     if attending:
         return "A8W8", f"the model has attention ('{attending}'), which power-of-two scales harm"
-    sigmoids = _SIGMOIDS & {node.op_type for node in proto.graph.node}
+    sigmoids = _SIGMOIDS & {node.op_type for graph in all_graphs(proto) for node in graph.node}
     if sigmoids:
         return "A8W8", f"{name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}"
     if generation.left_behind_depthwise and _has_depthwise(proto.graph):
@@ -255,7 +258,7 @@ def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str
 def recipe_for_any(proto: onnx.ModelProto) -> tuple[str, str]:
     """Return the recipe for a float model if no device is named, and why; the default recipe has no reason."""
     # Devices that take XINT8 alone reject whole graphs for their attention, so they gain nothing from XINT8 here.
-    attention, attending = attention_in(proto), first_attention(proto.graph)
+    attention, attending = attention_in(proto), first_attention(proto)
     if attention:
         return "A8W8", f"the model is a transformer ({', '.join(attention)}), which XINT8 harms"
     if attending:
@@ -272,34 +275,35 @@ MANY_SWISHES = 8  # replacing the Sigmoid of fewer changes little
 
 def _swishes(graph: onnx.GraphProto) -> int:
     """Return how many products there are of a value and its own Sigmoid."""
-    sigmoids = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Sigmoid" and node.input}
+    sigmoids = {name: [*node.input] for node in graph.node if node.op_type == "Sigmoid" for name in node.output}
     products = (node.input for node in graph.node if node.op_type == "Mul" and len(node.input) == 2)
-    return sum(sigmoids.get(one) == other or sigmoids.get(other) == one for one, other in products)
+    return sum(sigmoids.get(one) == [other] or sigmoids.get(other) == [one] for one, other in products)
 
 
-def first_attention(graph: onnx.GraphProto) -> str:
-    """Return the first product of two activations of which one is the result of a Softmax; "" if there is none."""
-    made = {name: node for node in graph.node for name in node.output}
-    constants = {each.name for each in graph.initializer}
-    constants |= {name for name, node in made.items() if node.op_type == "Constant"}
+def first_attention(proto: onnx.ModelProto) -> str:
+    """Return a fused attention, or a product of two activations of which one is the result of a Softmax; "" if none."""
+    return next((name for graph in all_graphs(proto) if (name := _attention_of(graph))), "")
 
-    def is_softmax(name: str) -> bool:
-        passed: set[str] = set()  # a damaged file may go in circles
-        while (source := made.get(name)) is not None and source.op_type in _MOVES and source.input:
-            if name in passed:
-                return False
-            passed.add(name)
-            name = source.input[0]
-        return source is not None and source.op_type == "Softmax"
 
-    products = (node for node in graph.node if node.op_type in ("MatMul", "Einsum"))
-    of_activations = (node for node in products if constants.isdisjoint(node.input))
-    return next((str(node.name or node.output[0]) for node in of_activations if any(map(is_softmax, node.input))), "")
+def _attention_of(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
+    constants = {each.name for each in getattr(graph, "initializer", ())}
+    constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    shares, known = set[str](), -1  # results of Softmax, moved or not
+    while known < len(shares):  # nodes may be in any order
+        known = len(shares)
+        for node in graph.node:
+            if node.op_type == "Softmax" or (node.op_type in _MOVES and not shares.isdisjoint(node.input)):
+                shares.update(node.output)
+    for node in graph.node:
+        product = node.op_type in ("MatMul", "Einsum") and constants.isdisjoint(node.input)
+        if node.op_type in _FUSED_ATTENTION or (product and not shares.isdisjoint(node.input)):
+            return str(node.name or next(iter(node.output), ""))
+    return ""
 
 
 def attention_in(proto: onnx.ModelProto) -> list[str]:
     """Return the operators by which a model is known as a transformer; none if it is not one."""
-    counts = Counter(node.op_type for node in proto.graph.node)
+    counts = Counter(node.op_type for graph in all_graphs(proto) for node in graph.node)
     found = sorted(_ATTENTION & counts.keys())
     return found if counts["MatMul"] + counts["Gemm"] > counts["Conv"] and len(found) > 1 else []
 
@@ -308,7 +312,7 @@ def _has_depthwise(graph: onnx.GraphProto) -> bool:
     channels = {each.name: each.dims[1] for each in graph.initializer if len(each.dims) == 4}
     for node in graph.node:
         groups = next((each.i for each in node.attribute if each.name == "group"), 1)
-        if node.op_type == "Conv" and groups > 1 and channels.get(node.input[1], 1) == 1:
+        if node.op_type == "Conv" and groups > 1 and len(node.input) > 1 and channels.get(node.input[1], 1) == 1:
             return True
     return False
 

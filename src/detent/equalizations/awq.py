@@ -1,4 +1,4 @@
-"""AWQ: the channels of a value that matter most are rounded finest in the weights that read them.
+"""AWQ: weights are rounded most finely for the input channels that matter most.
 
 Weights W that read x may be multiplied by a factor for each channel if x is divided by it, and then they are rounded:
 
@@ -20,19 +20,19 @@ import numpy as np
 from detent.equalizations.channel_problem import Floats
 from detent.errors import UsageError
 
-# Of the largest channel: one that is hardly ever used would else get a factor beyond all others.
+# Of the largest channel. Without a limit, a channel that is hardly used would get an extreme factor.
 LEAST_SHARE = 1e-4
 
 Rounding = Callable[[Floats], Floats]
-"""What becomes of a weight, with a row for each channel of the input, when it is written as codes."""
+"""Rounds a weight, with a row for each channel of the input, as it will be written."""
 
 
 @dataclass(frozen=True)
 class Awq:
     """Activation-aware scaling of weights' input channels, for weights of few bits.
 
-    `steps` is the number of alphas that are tried from 0 to 1, on `rows` rows of the value, half of them to confirm the
-    choice. With `insert`, a Mul is put where what computes the value cannot take the factors.
+    `steps` is the number of alphas that are tried from 0 to 1, on `rows` rows of the value; half of them confirm the
+    choice. With `insert`, a Mul divides values whose producer cannot take the factors.
     """
 
     steps: int = 20
@@ -53,9 +53,9 @@ class Awq:
     def choose(
         self, learned: Floats, confirmed: Floats, layers: Sequence[tuple[Floats, Rounding]]
     ) -> tuple[Floats, float, float] | None:
-        """Return the factor of each channel, and the error on the rows to confirm by before and after.
+        """Return the factor of each channel, and the error on the `confirmed` rows before and after.
 
-        None if the weights are best as they are. `layers` have the weights that read the value.
+        None if the weights are best as they are. `layers` are the weights that read the value, with their rounding.
         """
         sizes = np.abs(learned).mean(axis=0)
         if not sizes.max(initial=0.0):

@@ -1,6 +1,6 @@
-"""AWQ on a model: rows of the values that layers read, and the factors that they ask for.
+"""AWQ on a model: fetch rows of the values that layers read, and scale weights by the factors found on them.
 
-The search for factors is `equalizations.awq`; what takes the division of a value in is `input_channels`.
+`equalizations.awq` searches for factors, and `input_channels` moves them between values and weights.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from detent.graph.taps import open_taps
 from detent.observe.samples import PendingSample
 
 WeightRounding = Callable[[str], Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None]
-"""What makes of the numbers of a weight, by its name, those that are written; None if it stays float."""
+"""Returns, for the name of a weight, the function that rounds it as it will be written; None if it stays float."""
 
 
 @dataclass(frozen=True)
 class AwqSmoother(Smoother):
-    """Scales the input channels of weights by what their activations are."""
+    """Scales the input channels of weights by the size of their activations."""
 
     awq: Awq = Awq()  # noqa: RUF009  (frozen: one instance serves all)
 
     def smooth(
         self, model: ir.Model, samples: Sequence[PendingSample], rounding: WeightRounding, threads: int = 0
     ) -> Smoothing:
-        """Scale the weights of every layer of `model` that is rounded better by it, in place."""
+        """Scale the weights of every layer of `model` that are rounded better with it, in place."""
         groups = groups_of(model.graph)
         editor = Editor(model, self.insert)
         idle = {str(group.source.name): reason for group in groups if (reason := _why_not(editor, group, rounding))}
@@ -53,7 +53,7 @@ class AwqSmoother(Smoother):
                 continue
             found = self.awq.choose(learned, confirmed, [_rounded(node, rounding) for node in group.layers])
             if found is None:
-                idle[name] = f"rounding the weights that '{name}' meets would not get better by it"
+                idle[name] = f"the weights that read '{name}' are not rounded better with it"
             else:
                 factors[name] = found[0]
         return apply_all(model, groups, factors, idle, self.insert)

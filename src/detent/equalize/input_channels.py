@@ -1,4 +1,4 @@
-"""Factors of the channels that matrix products read: taken out of the value, and put into the rows of the weights.
+"""Move factors of channels from a value that matrix products read into the rows of their weights.
 
 A value x that MatMul or Gemm multiplies with a constant weight W may be divided by a factor s[j] for each channel j, if
 row j of W is multiplied by it:
@@ -11,11 +11,11 @@ The division costs nothing if the node that computes x takes it into its constan
     Add, Sub                                 divide their constant, and what they are added to
     Mul of two computed values               divide one of them, as the gated layers of decoders have it
     Relu, LeakyRelu, Gather, Identity        divide what is before them: a positive factor passes through
-    attention, as far as heads are merged    divide the values: what they are weighted with passes a factor on
+    attention, up to its merged heads        divide its values: their weighted means have the same factors
 
-Channels lie along the last axis, and a Gather must pick along another one. If that is not possible, the layers are left
-too; or, with `insert`, a Mul is put before them. If x can be divided but other nodes read it too, as the sum around an
-attention block does, `insert` puts a Mul by s before these instead. In float the function of the model stays the same.
+Channels lie along the last axis, and a Gather must pick along another one. If x cannot be divided, its layers are left
+as they are; with `insert`, a Mul divides it before them. If x can be divided but other nodes read it too, as the sum
+around an attention block does, `insert` puts a Mul by s before these instead. In float the model computes the same.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ _HEADS = (("Reshape", 0, None), ("Transpose", 0, 2), ("MatMul", 1, 1), ("Transpo
 
 
 def _merged_heads(value: ir.Value, graph: ir.Graph, channels: int) -> ir.Value | None:
-    """Return the value whose heads attention mixes and then merges into `value`; None if there is no such.
+    """Return the value whose heads attention mixes and then merges into `value`; None if there is none.
 
         Reshape [N, T, H * D] -> [N, T, H, D] > Transpose [N, H, T, D] > MatMul with the weights of attention
             > Transpose [N, T, H, D] > Reshape [N, T, H * D]

@@ -75,7 +75,7 @@ class SmoothQuant(Smoother):
             if _noise(group, moments[name], found, bits) < _noise(group, moments[name], np.ones_like(found), bits):
                 factors[name] = found
             else:
-                idle[name] = f"rounding '{name}' and the weights that it meets would not get better by it"
+                idle[name] = f"'{name}' and the weights that read it are not rounded better with it"
         return apply_all(model, groups, factors, idle, self.insert)
 
 

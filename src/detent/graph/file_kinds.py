@@ -111,9 +111,9 @@ def kind_of_folder(path: Path) -> str:
 
 
 def kind_of_file(data: bytes, path: Path | None = None) -> str:
-    """Say what a file is that is no model, and what to do, from how it begins; the empty text if that is not known.
+    """Say what a file that is not a model is, and what to do; the empty text if that is not known.
 
-    With its `path`, also from the end of its name.
+    It is recognized by its first bytes and, if the `path` is given, by its suffix.
     """
     if not data.strip(b"\0"):
         what = "full of zeros" if data else "empty"

@@ -41,7 +41,7 @@ _lock = threading.Lock()
 def guarded(*models: object, trust: bool = False) -> Iterator[None]:
     """Try the model files among `models` while the block runs; `finish_trial` waits for a verdict.
 
-    Within a block that trusts its models, so does every other.
+    All blocks inside a block that trusts its models do so, too.
     """
     trust = trust or _trusting[0] or os.environ.get(ENVIRONMENT) == "1"
     begun = [] if trust else [path for each in models if (path := _begin(each))]
@@ -90,8 +90,8 @@ def finish_trial(path: Path, name: str = "") -> None:
         raise ModelError(_message(told, printed, "asked for more than 4 GB of memory"))
     if code == -getattr(signal, "SIGKILL", 0):
         raise ModelError(
-            f"{told} could not be tried: {_step(printed)}, a process of its own was killed, as a system does that runs "
-            "out of memory. Run it again, with more memory; --trust goes on without this trial."
+            f"{told} could not be tried: {_step(printed)}, a process of its own was killed, which happens when memory "
+            "runs out. Close other programs and run it again; --trust goes on without this trial."
         )
     if code not in (0, 1):  # 1: Python could not start it, which says nothing about the model
         raise ModelError(_message(told, printed, f"crashed (exit code {code})"))

@@ -164,7 +164,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
 
 
 def inline(model: ir.Model, where: str, but: Collection[ir.OperatorIdentifier] = ()) -> None:
-    """Write the bodies of functions in the places of their calls. Raise ModelError where that makes no graph."""
+    """Replace calls of functions by their bodies. Raise ModelError if the result is not a valid graph."""
     try:
         common_passes.InlinePass(criteria=lambda function: function.identifier() not in but)(model)
     except (ir.passes.PreconditionError, ValueError) as error:  # the latter for two versions of one operator set
@@ -252,7 +252,7 @@ LARGE = 1 << 14  # elements
 _WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 FILE = "file"  # the key of a loaded model's `meta` under which its path is kept; a ModelProto has none
-ZIPPED = "zipped"  # the key under which the classes of each output are that was a map; it is a tensor here
+ZIPPED = "zipped"  # the key of the classes of each output that is a map in the file; here it is a tensor
 
 
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:

@@ -321,7 +321,7 @@ def classes_of(zip_map: onnx.NodeProto) -> list[str]:
 
 
 def _unzip(proto: onnx.ModelProto) -> None:
-    """Let outputs that are maps be the tensors that these are made of."""
+    """Replace outputs that are maps by the tensors that the maps are made from."""
     for name, node in zipped_outputs(proto).items():
         shape = [None, len(classes_of(node))]
         node.op_type, node.domain = "Identity", ""

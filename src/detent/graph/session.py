@@ -362,7 +362,7 @@ def check_operators(model: ir.Model) -> None:
 
 # What onnxruntime says, and how that reads better.
 _REWORDED = (
-    (r"^'utf-8' codec can't decode .*", "it fails, and what it says is no text. A text in the model is not UTF-8"),
+    (r"^'utf-8' codec can't decode .*", "its error message cannot be decoded. A text in the model is not UTF-8"),
     (r"\[ONNXRuntimeError\] : (?:\d+ : \w+ : )?", ""),
     (r"^Non-zero .* running (\S+) node\. Name:'(.*?)' Status Message: ", r"node '\2' (\1): "),
     (r"/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) (?:const )?", ""),

@@ -1,7 +1,7 @@
-"""A plan written into a graph: what is judged, measured, and brought into its last form; written once for all of them.
+"""A plan written into a graph, once, to be judged, measured and brought into its final form.
 
-A quantized model takes as long to write and to open as to run on a dozen samples. So whoever has judged a plan hands on
-the model, ready to run, and the answers that it gave.
+Writing and opening a quantized model takes as long as running it on a dozen samples. So the stage that judges a plan
+hands on the opened model, and its answers.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, An
     fields = {each.name for each in dataclasses.fields(Recipe)}
     flags = {FIELD_OF_OPTION.get(name, name): value for name, value in options.items() if value is not None}
     if "widen" in flags:
-        flags["widen_everywhere"] = True  # who asks for it means the model at hand, whatever its layers are
+        flags["widen_everywhere"] = True  # an explicit request holds for layers of any kind
     flags["equalize"] = _equalization(options.get("equalize"), options.get("equalize_with"))
     given = {name: value for name, value in flags.items() if name in fields and value is not None}
     text = {name: value for name, value in given.items() if isinstance(value, (str, bool, int, float))}

@@ -46,7 +46,7 @@ CLEARLY = 3.0  # standard errors of the mean difference
 
 @dataclass(frozen=True)
 class Closest:
-    """Which of several plans answers as the given model does, and each one's error beside that of the closest.
+    """Which of several plans is closest to the given model, and the error of each plan beside that of the closest.
 
     Errors of a pair are over the same samples, `samples` of them: fewer for a plan that was clearly worse at once.
     """

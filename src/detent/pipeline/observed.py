@@ -153,7 +153,7 @@ def _smooth(
 
 
 def _rounding(layout: Layout, recipe: Recipe) -> WeightRounding:
-    """Return what becomes of weights when they are written, before they are refined."""
+    """Return how weights are rounded when they are written, before any refinement."""
 
     def of(name: str) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None:
         site, fmt = layout.sites.get(name), layout.formats.get(name)
@@ -212,7 +212,7 @@ class Observed:
         return replace(self, prepared=prepared, samples=_first_samples(job, self.source, None))
 
 
-# Chooses between the observation of a rescaled model and that of the plain one; the name is that of what was done.
+# Chooses between the observation of a rescaled model and that of the plain one; the text names the rescaling.
 BetterOf = Callable[[Observed, Observed, str], Observed]
 
 
@@ -435,9 +435,9 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
 def _counted(
     prepared: Prepared, source: Source | None, saved: StatisticsFile | None, checkpoint: Path | None
 ) -> tuple[Prepared, Observation]:
-    """Return the statistics, and the model as it was counted: what holds NaN or infinity stays float, and is told.
+    """Return the statistics, and the model with the nodes left float that these rule out, each with a note.
 
-    So do Concats on whose grid the smaller operands would be lost.
+    These are nodes with NaN or infinity, and Concats on whose grid the smaller operands would be lost.
 
     Raise NotFiniteError if there is nothing else to quantize, or if the samples come only once.
     """
@@ -516,7 +516,7 @@ def _save(observed: Observed) -> None:
 
 
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
-    """Return what each sample is asked, and a name for it; None and "" for most methods."""
+    """Return the vote that the method takes on each sample, and a name for it; None and "" for most methods."""
     method, fmt = recipe.method, recipe.activations
     vote = method.vote(fmt) if is_integer(fmt) else None
     return (None, "") if vote is None or fmt is None else (vote, f"{method} on {fmt.dtype}")

@@ -6,7 +6,7 @@ rounded,
 
     e(S) = about the sum of e({x}) for x in S
 
-because errors of different tensors do not know of each other. So each is measured by itself, on a few samples, and the
+because errors of different tensors are uncorrelated. So each is measured by itself, on a few samples, and the
 costliest are widened until those that are left add up to what `Recipe.widen` allows. The sum is then measured too, and
 the bound corrected by it. The more candidates, the fewer samples rank them; the sum is measured on all of the samples.
 Neighbours are measured together first: where a run of them costs next to nothing together, as most of attention does,
@@ -139,14 +139,14 @@ class _Measured:
                 progress=job.progress,
                 probe=self._probe,
             )
-        except SilentModelError:  # what answers with 0 loses nothing that bits could save
+        except SilentModelError:  # outputs that are all 0 lose nothing by rounding
             found = {variant.name: 0.0 for variant in variants}
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
 
 
 def _channel_ratios(model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample]) -> dict[str, float]:
     """Return for each value how many times as large its largest channel is as the middle one, along its last axis."""
-    given = {value.name for value in model.graph.inputs}  # which is no answer of the model, and need not be asked for
+    given = {value.name for value in model.graph.inputs}  # an input cannot be fetched
     names = [name for name in names if name not in given]
     if not names:
         return {}
@@ -242,7 +242,7 @@ def _chosen(model: ir.Model, layout: Layout, observed: Observed, steps: Sequence
 
 
 def _with_pools(model: ir.Model, plan: Plan, observed: Observed) -> Plan:
-    """Give what average pools join the position that costs least at the outputs."""
+    """Give the values around average pools the position that costs least at the outputs."""
     choices, samples = list(pool_choices(model, plan)), observed.samples[:POOL_SAMPLES]
     if not choices or not samples:
         return plan
@@ -262,7 +262,7 @@ def _with_pools(model: ir.Model, plan: Plan, observed: Observed) -> Plan:
             memory=MEMORY,
             progress=prepared.job.progress,
         )
-    except SilentModelError:  # answers of 0 tell no position from another
+    except SilentModelError:  # outputs that are all 0 are the same at every position
         return plan
     for number, choice in enumerate(choices):
         best = min(choice.positions, key=lambda position: errors[variants[number, position].name])

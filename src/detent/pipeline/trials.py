@@ -1,8 +1,8 @@
-"""Try what may help a bad result: to take it where it costs no other format, else so that a suggestion is measured.
+"""Try changes that may improve a bad result. Some are adopted; all others become measured suggestions.
 
 Two steps are taken before anything is written (`with_better_steps`), if the result is worse than float and nearer with
 them by LEAST_GAIN: SiLU by two gates, and HardSwish as a product through which channels are equalized. They cost some
-time on the device, which is said, and no other number format.
+time on the device, which the report says, and need no other number format.
 
 Everything else is suggested. It is tried only if the verdict is that the result is worse than float or broken, and
 within TIMES the time that the run took, at most MOST_SECONDS. Each trial quantizes with one thing changed, on the same
@@ -42,7 +42,7 @@ from detent.results.verdict import (
     worst_sqnr,
 )
 
-# Once as long would be too short for another format of activations, which needs statistics of its own.
+# The time of one run would be too short for another format of activations, which needs statistics of its own.
 TIMES, LEAST_SECONDS, MOST_SECONDS = 2.0, 3.0, 40.0
 
 LEARNING_WEIGHTS = 4.0

@@ -175,7 +175,7 @@ def _measure(observed: Observed, first: FirstForm, opened: OpenedForm | None) ->
 
 
 def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.ModelProto], list[int]]:
-    """Save the model, in one file or two, or return it if there is no output; and its sizes in bytes."""
+    """Save the model in one file or two. Return the messages if there is no output file, and the sizes in bytes."""
     if output is not None:
         return [], save_together(list(zip(parts, (output, tail_file(output)), strict=False)))
     # protobuf fails past 2 GB with a message that names neither the model nor a remedy.

@@ -1,10 +1,10 @@
-"""The position around average pools, on devices that give the input and the result of a pool the same one.
+"""Candidate positions around average pools, on devices where the input and the result of a pool share one.
 
-A mean over an image is several times smaller than the largest pixel. The rule `align_pool` takes the coarser of both
-positions, which fits that pixel and leaves the mean a few codes. A finer one cuts the pixel off, which is one of many
-in the mean, but may be the one that decides. So each position from that of the input to that of the mean is a
-candidate, and what it costs at the outputs of the network chooses (`pipeline.planned`). The rule holds for any. A pool
-of pools, as a large one is split, has one position throughout.
+The mean of an image is several times smaller than its largest pixel. The rule `align_pool` takes the coarser of both
+positions, which fits that pixel and leaves few codes for the mean. A finer position clips the pixel. It is one of many
+in the mean, but it may be the one that matters. So each position from that of the input to that of the mean is a
+candidate, and the one that costs least at the outputs of the network is taken (`pipeline.planned`); each satisfies the
+rule. Pools in a row, into which a large pool is split, share one position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOLS = ("AveragePool", "GlobalAveragePool")
 
 @dataclass(frozen=True)
 class PoolChoice:
-    """The values around a pool, or around several in a row, and the positions that all of them could have."""
+    """The values around one or several joined pools, and the positions that all of them could have."""
 
     node: str
     values: tuple[str, ...]
@@ -44,12 +44,12 @@ class PoolChoice:
 
 
 def pool_choices(model: ir.Model, plan: Plan) -> Iterator[PoolChoice]:
-    """Yield what average pools join, where calibration chose different positions for it."""
+    """Yield the groups of values that average pools join and that calibration gave different positions."""
     joined: dict[str, tuple[str, list[str]]] = {}  # by value: the first pool, and the values that it belongs to
     for node in model.graph:
         if node.op_type not in POOLS or node.inputs[0] is None or not plan.layout.quantizes(node):
             continue
-        # What is only moved, as by a MaxPool, has the position of the value before it.
+        # A value that is only moved, by a MaxPool for example, has the position of the value before it.
         source, result = (plan.layout.leader(str(value.name)) for value in (node.inputs[0], node.outputs[0]))
         if _has_position(source, plan) and _has_position(result, plan):
             group = joined.setdefault(source, (str(node.name), [source]))

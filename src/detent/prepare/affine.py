@@ -181,7 +181,7 @@ def _along_inputs(layer: Layer, per_input: Array) -> Array:
 
 
 def _apply_to_constant(layer: Layer, per_input: Array) -> Array:
-    """Return what the layer, without bias, makes of an input that is constant per channel, per output channel."""
+    """Return the layer's output per channel, without bias, for an input that is constant per channel."""
     product = layer.weight * _along_inputs(layer, per_input)
     by_output = layer.node.op_type == "Conv" or layer.transposed
     total: Array = product.sum(axis=tuple(range(1, product.ndim)) if by_output else 0)

@@ -1,14 +1,14 @@
-"""Bodies of If and Loop take the place of the node that holds them, where it is known how often they run.
+"""Replace If and Loop nodes by the nodes inside them, if it is known how often these run.
 
-An If with a constant condition always runs the same branch: its nodes stand in its place then. A Loop that runs a known
-number of times, without a condition to end it, is its body, as often:
+An If with a constant condition always runs the same branch, so the nodes of that branch replace it. A Loop that runs a
+known number of times, with no condition that may end it, is replaced by that many copies of its body:
 
     Loop(n, v)        v1 = body(0, v)   v2 = body(1, v1)   ...   vn = body(n - 1, v(n-1))
 
-What each step gives out beside that is stacked along a new first axis. In the main graph, all of these nodes can be
-folded, fused, observed and quantized as any others; in a body they stay as they are.
+Scan outputs are stacked along a new first axis. In the main graph, all of these nodes can be folded, fused, observed
+and quantized like any others; inside a body they stay as they are.
 
-On request, an If that chooses by what it is given computes both of its branches, and one result is taken:
+On request, both branches of an If whose condition is computed are run, and one result is selected:
 
     If(c, then, else)        Where(c, then, else)
 """
@@ -27,14 +27,14 @@ from detent.prepare.base import Pass, label_of
 from detent.prepare.shapes import infer
 
 MOST_NODES = 512
-"""Nodes that a Loop may become: a decoder of a few steps does, one of a hundred would hide the network around it."""
+"""Nodes that a Loop may become: enough for a decoder of a few steps; a hundred would hide the network around it."""
 
 MOST_BYTES = 16 << 20
-"""Of the weights that it reads, in all steps together: each step's layers are quantized with weights of their own."""
+"""Bytes of weights that all copies of a body may read together: each copy is quantized with weights of its own."""
 
 
 def take_branch(step: Pass, model: ir.Model, node: ir.Node) -> bool:
-    """Write the branch of an If in its place, if the condition is constant. Return whether it is."""
+    """Replace an If with a constant condition by the branch that it runs. Return whether it was."""
     condition = values.constant(node.inputs[0])
     if condition is None or condition.size != 1:
         return False
@@ -56,10 +56,10 @@ class BothBranches(Pass):
     Cases:
     - each result of the If is a Where of the results of both branches;
     - an If that becomes part of the main graph in this way is treated, too;
-    - an If stays if a result is no tensor, or if the branches may give it different shapes: a Where would stretch one.
-      If all of them do, that is a `UsageError`: it was asked for.
+    - an If stays if a result is not a tensor, or if the branches may give it different shapes: Where would broadcast
+      one. If every If stays, that is a `UsageError`, because the step was requested.
 
-    The branch that is not chosen must be able to compute what it is given, which nothing here can know; quantizing
+    The branch that is not chosen runs on inputs that it was not made for. Whether it can is not known here; quantizing
     compares both models on the data. It takes time on the device, and its ranges are those of all samples.
     """
 
@@ -103,7 +103,7 @@ class BothBranches(Pass):
 def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
     """Return why a Where cannot choose between two results, if it cannot."""
     if not all(isinstance(value.type, ir.TensorType) for value in (one, other)):
-        return "is no tensor"
+        return "is not a tensor"
     if one.shape is None or any(getattr(dim, "value", dim) is None for dim in one.shape):
         return "has a shape that is known only when the model runs"
     if one.shape != other.shape:
@@ -115,7 +115,7 @@ def _unlike(condition: ir.Value, one: ir.Value, other: ir.Value) -> str | None:
 
 
 def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
-    """Write the body of a Loop as often as it runs, if that is known and not many times. Return whether it is."""
+    """Replace a Loop by copies of its body, if it is known how many, and these are few. Return whether it was."""
     body = node.attributes["body"].as_graph() if "body" in node.attributes else None
     limit = values.constant(values.input_at(node, 0))
     if body is None:
@@ -146,7 +146,7 @@ def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
         for each, value in zip(scanned, results[len(carried) :], strict=True):
             each.append(value)
         carried = [*results[: len(carried)]]
-    _release(body)  # what it captured is read by its copies now
+    _release(body)  # its copies read the captured values now
     stacked = [_stacked(model, node, each, names) for each in scanned]
     _replace(step, model, node, made, [*carried, *stacked], names)
     step.changed(node, f"Loop of {count} steps: its body was written as often")
@@ -154,7 +154,7 @@ def unroll(step: Pass, model: ir.Model, node: ir.Node) -> bool:
 
 
 def _goes_on(node: ir.Node, body: ir.Graph) -> bool:
-    """Tell whether nothing but the number of its steps ends a Loop."""
+    """Return whether a Loop ends only after its number of steps."""
     first, after = values.input_at(node, 1), body.outputs[0]
     if first is not None and not _is_true(first):
         return False
@@ -178,7 +178,7 @@ def _constants(body: ir.Graph) -> Iterator[ir.TensorProtocol]:
 
 
 def _release(body: ir.Graph) -> None:
-    """Let what a body reads have no use there any more."""
+    """Drop all uses of values inside a body, before it is discarded."""
     for each in body.all_nodes():
         for index in range(len(each.inputs)):
             each.replace_input_with(index, None)
@@ -240,7 +240,7 @@ def _replace(
     results: Sequence[ir.Value | None],
     names: Names,
 ) -> None:
-    """Let values take the place of the node's results, and remove it."""
+    """Let `results` replace the node's outputs, and remove the node."""
     for outer, inner in zip(node.outputs, results, strict=True):
         copy = ir.node("Identity", [inner], name=names.fresh(f"{label_of(node)}/result"))
         model.graph.insert_before(node, copy)

@@ -53,7 +53,7 @@ class InferShapes(Pass):
 def infer(model: ir.Model) -> str | None:
     """Infer shapes; return the reason if inference as a whole failed and nothing was changed.
 
-    What operators of onnxruntime's own compute is asked of it, once, and followed from there.
+    The results of onnxruntime's own operators are not known to onnx: onnxruntime is asked once, and inference goes on.
     """
     reason = _infer(model)
     values = [value for node in model.graph if node.domain in RUNTIME_DOMAINS for value in node.outputs]
@@ -294,7 +294,7 @@ def _infer_again(owner: Pass, model: ir.Model) -> None:
 
 
 def _check_sizes(graph: ir.Graph) -> None:
-    """Refuse shapes of inputs with which a window is larger than what it slides over."""
+    """Raise UsageError if the shapes of the inputs make a window larger than the axis that it slides along."""
     for node in graph:
         for value in node.outputs:
             if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
