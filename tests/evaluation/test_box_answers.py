@@ -67,6 +67,16 @@ def test_without_confident_detections_the_best_are_compared():
     assert empty.loss is None
 
 
+def test_the_same_detections_lose_exactly_nothing():
+    rng = np.random.default_rng(0)
+    boxes = np.concatenate([20 * rng.random((1, 4, 100)) + 20, rng.random((1, 2, 100))], axis=1).astype(np.float32)
+    for scores in (1.0, 0.2):  # without a confident one, the best are compared, and the last of them is one
+        outputs = boxes * np.array([1, 1, 1, 1, scores, scores], np.float32)[:, None]
+        found = agreed(Task.DETECT, outputs, outputs, classes=2, image=(64, 64))
+        assert (found.loss, found.interval[0]) == (0.0, 0.0)
+        assert found.figures["boxes_per_sample"] == found.figures["boxes_per_sample_float"]
+
+
 def test_scores_of_four_classes_are_no_confidences_of_the_four_numbers_of_a_box():
     """With 0 for the numbers that a score below a half belongs to, faint objects would have no boxes."""
     boxes, scores = np.zeros((1, 100, 4), np.float32), np.zeros((1, 100, 4), np.float32)

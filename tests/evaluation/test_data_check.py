@@ -17,7 +17,7 @@ from detent.pipeline.job import make_job
 from detent.pipeline.observed import _is_as_declared
 from detent.pipeline.prepared import Stopwatch, prepare_model
 from detent.progress import silent
-from detent.tasks import BY_SHAPE, Task
+from detent.tasks import BY_LAYOUT, BY_SHAPE, Task
 from detent.tasks.purpose import Purpose
 from tests.models import as_ir, build, info, node, normal
 
@@ -142,6 +142,18 @@ def test_states_beside_scores_are_no_steps():
     purpose = Purpose(Task.CLASSIFY, "'y' [1, 10] is a row of scores" + BY_SHAPE, heads={"y": "classes"})
     found = settled(purpose, lambda at: {"y": normal(1, 10, seed=at), "states": normal(2, 1, 8, seed=at)}, 8)
     assert found.task is Task.CLASSIFY
+
+
+@pytest.mark.parametrize(("objects", "task"), [(True, Task.DETECT), (False, Task.REGRESS)])
+def test_rows_of_six_numbers_are_objects_if_they_hold_a_class_and_a_score(objects, task):
+    """A network that turns the 24 joints of a body, each by two columns of a matrix, looks the same by its shapes."""
+    turned = normal(1, 24, 6)
+    chosen = np.concatenate([32 * np.abs(turned[..., :4]), np.full((1, 24, 1), 0.5), np.ones((1, 24, 1))], axis=2)
+    purpose = Purpose(Task.DETECT, f"{BY_LAYOUT}: 'y' [1, 24, 6]", image=(64, 64))
+    found = settled(purpose, lambda _: {"y": (chosen if objects else turned).astype(np.float32)}, 8)
+    assert found.task is task and ("no classes" in found.why) == (not objects)
+    maps = {f"y{side}": normal(1, 3, side, side) for side in (8, 4, 2)}
+    assert settled(purpose, lambda _: maps, 8).task is Task.DETECT
 
 
 def test_a_model_that_rates_is_judged_by_its_ratings(tmp_path):

@@ -103,6 +103,8 @@ def test_the_reserve_is_run_where_the_verdict_is_unclear():
     reserve = [sure] * 60
     assert measured(chain("Identity"), chain("Identity"), [sure] * 32, reserve=reserve).samples == 32  # all are kept
     assert measured(chain("Identity"), chain("Abs"), [torn] * 8, reserve=reserve).samples == 8  # none is
+    # As many again are taken, and that is enough: up to 19 % of the answers may change, which costs 2.9 points.
+    assert measured(chain("Identity"), chain("Identity"), [sure] * 8, reserve=reserve).samples == 16
     # One of eight is lost, which may be much or little; with one of 68 it is little.
     found = measured(chain("Identity"), chain("Abs"), [torn, *[sure] * 7], reserve=reserve)
     assert (found.samples, found.same_top1) == (68, 67)

@@ -61,3 +61,10 @@ def test_a_text_of_blanks_tells_nothing():
 )
 def test_edit_distance(one, other, distance):
     assert edit_distance(one, other) == edit_distance(other, one) == distance
+
+
+def test_features_before_the_scores_are_no_text():
+    features = np.random.default_rng(0).standard_normal((1, 4, 8))
+    expected = {"features": features, "scores": steps([1, 2, 3, 4])}
+    found = {"features": -features, "scores": steps([1, 2, 3, 4])}
+    assert agreed(Task.SEQUENCE, expected, found, heads={"scores": "classes"}).figures["kept"] == 1.0

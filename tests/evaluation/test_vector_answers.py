@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.evaluation.task_agreement import compare_answers, summarize_answers
+from detent.evaluation.task_agreement import add_answers, compare_answers, summarize_answers
+from detent.evaluation.vector_answers import VECTORS
 from detent.tasks import Task
 from detent.tasks.purpose import Purpose
 from tests.evaluation.agreement import agreed
@@ -102,3 +103,13 @@ def test_the_same_vectors_agree_without_any_length():
         == agreed(Task.EMBED, others, zeros).figures["cosine"]
         == 0.0
     )
+
+
+def test_vectors_that_no_summary_uses_are_not_kept():
+    vectors = np.random.default_rng(0).standard_normal((100, 8))
+    purpose, answers = Purpose(Task.EMBED, ""), []
+    for at in range(0, 100, 10):
+        part = {"y": vectors[at : at + 10]}
+        add_answers(purpose, answers, compare_answers(purpose, part, part, 10))
+    assert [answer.vectors is not None for answer in answers] == [True] * VECTORS + [False] * (100 - VECTORS)
+    assert summarize_answers(purpose, answers).samples == 100

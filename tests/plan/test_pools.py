@@ -102,3 +102,11 @@ def test_one_position_needs_no_choice():
 def test_other_numbers_have_no_such_rule(name):
     report = detent.quantize(pooled(GLOBAL), None, photos(30.0), PRESETS[name])
     assert not any(move.rule == "pool" for move in report.moves)
+
+
+def test_pools_of_a_value_and_of_what_is_moved_from_it_have_one_position():
+    """A MaxPool moves codes, so behind it is the position before it, of which there is one."""
+    moved = [node("MaxPool", "r", "q", kernel_shape=[2, 2]), node("AveragePool", "q", "b", kernel_shape=[31, 31])]
+    pools = [node("AveragePool", "r", "a", kernel_shape=[32, 32]), *moved, node("Add", "a b", "m")]
+    (choice,) = choices(pooled(*pools), {"r": 1, "a": 4, "b": 2})
+    assert (choice.values, list(choice.positions)) == (("r", "a", "b"), [1, 2, 3, 4])

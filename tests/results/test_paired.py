@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from fractions import Fraction
 from itertools import product
 
@@ -15,6 +16,7 @@ from detent.results.paired import (
     mean_interval,
     mean_ratio,
     paired_loss_interval,
+    resampled,
     student_quantile,
     wilson_interval,
 )
@@ -152,3 +154,12 @@ def test_ratios_without_a_whole():
     assert mean_ratio(columns([1.0, 0.0]), columns([0.0, 0.0])) == (math.inf, None)
     assert mean_ratio(columns([math.nan, 0.0]), columns([1.0, 1.0])) == (math.inf, None)
     assert mean_ratio(np.zeros((3, 0)), np.zeros((3, 0))) == (0.0, (0.0, 0.0))
+
+
+def test_draws_of_many_samples_take_little_memory():
+    """All draws of 20,000 samples at once would be 80 megabytes of indices alone."""
+    tracemalloc.start()
+    resampled(np.ones(20_000), np.ones(20_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5e6

@@ -297,6 +297,13 @@ def beside(*nodes: onnx.NodeProto, second: Sequence[int] = (1, 5)) -> onnx.Model
     )
 
 
+def test_scores_of_steps_are_the_answer_and_what_they_are_computed_from_is_not():
+    nodes = [node("Relu", "x", "states"), node("MatMul", "states w", "h"), node("Softmax", "h", "shares")]
+    given = [info("states", [1, 6, 8]), info("shares", [1, 6, 5])]
+    graph = as_ir(build(nodes, given, {"w": np.ones((8, 5), np.float32)}, [info("x", [1, 6, 8])])).graph
+    assert answer_heads(Task.SEQUENCE, graph) == {"shares": "classes"}
+
+
 @pytest.mark.parametrize(
     ("nodes", "second", "confident"),
     [

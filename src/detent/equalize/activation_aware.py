@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,8 @@ class AwqSmoother(Smoother):
         factors: dict[str, Floats] = {}
         for group in possible:
             name = str(group.source.name)
-            learned, confirmed = rows.pop(name, (np.zeros((0, 0)), np.zeros((0, 0))))
+            halves = rows.pop(name, (np.zeros((0, 0)), np.zeros((0, 0))))
+            learned, confirmed = (half.astype(np.float64) for half in halves)
             if not confirmed.size or not (np.isfinite(learned).all() and np.isfinite(confirmed).all()):
                 idle[name] = f"'{name}' has too few rows, or numbers that are not finite"
                 continue
@@ -84,7 +84,7 @@ def _rounded(node: ir.Node, rounding: WeightRounding) -> tuple[Floats, Rounding]
 
 def _rows_of_values(
     model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample], count: int, threads: int
-) -> dict[str, tuple[Floats, Floats]]:
+) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """Return about `count` rows of each value: those of every other sample to learn from, the others to confirm by."""
     inputs = {str(value.name) for value in model.graph.inputs}
     fetched = [name for name in names if name not in inputs]
@@ -107,8 +107,7 @@ def _rows_of_values(
                         found[name][half].append(rows)
                     elif len(samples) == 1:
                         found[name][half].append(rows[half::2])
-    stack = partial(np.concatenate, dtype=np.float64)
-    return {name: (stack(halves[0]), stack(halves[1])) for name, halves in found.items() if halves[0]}
+    return {name: (np.concatenate(halves[0]), np.concatenate(halves[1])) for name, halves in found.items() if halves[0]}
 
 
 def _some_rows(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

@@ -95,8 +95,8 @@ def _of_scores(purpose: Purpose, expected: Outputs, found: Outputs, samples: int
     return sums
 
 
-def _of_steps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
-    name, first = step_scores(expected, samples)
+def _of_steps(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    name, first = step_scores(purpose.heads, expected, samples)
     first, second = with_finite_ends(first), with_finite_ends(in_steps(found[name], samples))
     return {name: (float(_divergence(first, second).mean(axis=-1).sum()), float(samples))}
 

@@ -63,7 +63,7 @@ def _compare_detections(one: Detections, other: Detections) -> Row:
     numbers = _kept(confident, one, other, LEAST_SCORE)
     # The same of the best few, whatever their scores, in case that no sample has a confident one.
     best = one.take(slice(BEST))
-    least = float(best.scores[-1]) if len(best) else 1.0
+    least = float(np.nextafter(best.scores[-1], np.float32(0.0))) if len(best) else 1.0  # the last one is above it
     return numbers | {f"best_{name}": value for name, value in _kept(best, one, other, least).items()}
 
 
@@ -74,7 +74,8 @@ def _kept(wanted: Detections, one: Detections, other: Detections, least: float) 
     shared = overlaps(wanted.boxes[kept], there.boxes[partners[kept]]).diagonal()
     shown = other.above(least)
     extra = match_detections(shown, one.above(least * STILL_THERE / LEAST_SCORE)) < 0
-    weight = float(wanted.scores.sum()) + float(shown.scores[extra].sum()) / 2
+    scores = wanted.scores.astype(np.float64)  # sums of float32 would differ from each other by rounding
+    weight = float(scores.sum()) + float(shown.scores[extra].sum()) / 2
     return {
         "wanted": float(len(wanted)),
         "kept": float(kept.sum()),
@@ -82,7 +83,7 @@ def _kept(wanted: Detections, one: Detections, other: Detections, least: float) 
         "shown": float(len(shown)),
         "shift": float((there.scores[partners[kept]] - wanted.scores[kept]).sum()),
         "weight": weight,
-        "lost": weight - float((wanted.scores[kept] * _precision_kept(shared)).sum()),
+        "lost": weight - float((scores[kept] * _precision_kept(shared)).sum()),
         "overlap": float(shared.sum()),
     }
 

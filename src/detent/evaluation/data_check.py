@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.evaluation.box_answers import detections_of
+from detent.evaluation.box_answers import detections_of, head_of
 from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.row_answers import chances, class_scores, probabilities
 from detent.evaluation.vector_answers import vectors_of
 from detent.graph.values import constant
-from detent.tasks import BY_SHAPE, Task
+from detent.tasks import BY_LAYOUT, BY_SHAPE, Task
 from detent.tasks.purpose import Purpose
 
 LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
@@ -155,7 +155,13 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
     as each other, and tell no samples apart as classes. Training by classes moves scores apart and leaves their sum.
     Many are coordinates of points where each is like the second or third after it, as x of one point and the next.
     Rows that are more than the samples, of which an answer has `size`, are those of steps: of a recurrent reader, say.
+    Rows of six numbers are objects if they hold a class and a score.
     """
+    if purpose.task is Task.DETECT and purpose.why.startswith(BY_LAYOUT):
+        if all(_are_objects(purpose, answer(index)) for index in range(min(DETECTED, count))):
+            return purpose
+        why = f"{purpose.why}, but they hold no classes and scores"
+        return replace(purpose, task=Task.REGRESS, why=why, heads={})
     if purpose.task is not Task.CLASSIFY or not purpose.why.endswith(BY_SHAPE):
         return purpose
     if (steps := _of_steps(purpose, answer(0), size)) is not None:
@@ -172,6 +178,13 @@ def settled(purpose: Purpose, answer: Callable[[int], Mapping[str, Array]], coun
         return purpose
     why = f"{purpose.why.removesuffix(BY_SHAPE)} by its shape, but of {numbers} by what the model answers"
     return replace(purpose, task=Task.REGRESS, why=why, heads={})
+
+
+def _are_objects(purpose: Purpose, outputs: Mapping[str, Array]) -> bool:
+    try:
+        return head_of(purpose, purpose.answers(outputs)).holds_objects(outputs)
+    except ValueError:  # maps of several grids, which only code around the model reads
+        return True
 
 
 def _of_steps(purpose: Purpose, outputs: Mapping[str, Array], size: int) -> Purpose | None:

@@ -157,17 +157,14 @@ class Evaluator:
     @cached_property
     def _recognised(self) -> Purpose:
         """Return what the reference model is for. The outputs of a sample tell shapes that its file may leave open."""
-        sample = next(iter(self.dataset)).pending.load()
-        shapes = {name: array.shape for name, array in self._reference_outputs(sample).items()}
-        purpose = purpose_of(self._model, self._task, shapes)
-        if self._task is not None:
-            return purpose
         first = list(islice(self.dataset, ASKED))
 
         def answer(at: int) -> Mapping[str, Any]:
             return self._reference_outputs(first[at].pending.load())
 
-        return settled(purpose, answer, len(first), len(first[0].names))
+        shapes = {name: array.shape for name, array in answer(0).items()}
+        purpose = purpose_of(self._model, self._task, shapes)
+        return purpose if self._task is not None else settled(purpose, answer, len(first), len(first[0].names))
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:

@@ -300,8 +300,9 @@ def measure_fidelity(
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
-    """Run both models on `samples`: the outputs on all of them, every site on the first few. Where they leave the
-    verdict unclear, run the `reserve` too.
+    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+
+    While the verdict is unclear, take as many again from the `reserve`.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
@@ -318,9 +319,8 @@ def measure_fidelity(
     coded = _codes_of(quantized_model, renamed) if emulate is None else {}
     renamed |= {name: codes.name for name, codes in coded.items()}
     tapped = _open(quantized_model, list(renamed.values()), emulate)
-    divided = dict(parts or {})
-    if samples:
-        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided  # those of the graph are certain
+    shown = _shown_by(reference, purpose, outputs, samples[0].load()) if samples else {}
+    divided = {**shown, **(parts or {})}  # those of the graph are certain
     compare = _Comparison(quantized_model, purpose, outputs, divided, coded)
     one_at_a_time = Lock()  # all values of two models at once are the most memory that is ever used
 
@@ -338,12 +338,13 @@ def measure_fidelity(
             return compare(pending, _expected(reference, pending, known, names), dict(zip(names, found, strict=True)))
 
     works = list(enumerate([*samples, *reserve]))
-    looked = _look_at(works[: len(samples)], look, threads, progress)
-    found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    if reserve and judge(found).level == "unclear":
-        looked += _look_at(works[len(samples) :], look, threads, progress)
+    looked, end = list[_Looked](), len(samples)
+    while True:
+        looked += _look_at(works[len(looked) : end], look, threads, progress)
         found = _fidelity(looked, outputs, list(sites), purpose, emulate)
-    return found
+        if end >= len(works) or judge(found).level != "unclear":
+            return found
+        end = max(1, 2 * end)
 
 
 Work = tuple[int, PendingSample]  # a sample with its number

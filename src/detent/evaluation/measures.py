@@ -276,7 +276,7 @@ class DeviationMeasure:
             names += batch.names
             expected.append(record.expected)
             answers.append(record.answers)
-            compared += record.compared
+            task_agreement.add_answers(self._purpose, compared, record.compared)
             for sample in record.sums:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
@@ -340,7 +340,7 @@ class AgreementMeasure:
         for batch, record in records:
             names += batch.names
             sums += record.sums
-            answers += record.answers
+            task_agreement.add_answers(self._purpose, answers, record.answers)
         # A share of agreeing answers over some of the samples would look like one over all of them.
         answers = answers if len(answers) == len(names) else []
         _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))

@@ -42,12 +42,13 @@ class AnswerReader(NamedTuple):
 
     `compare` takes the outputs of both models and the number of samples, and raises ValueError, or what indexing
     raises, for outputs of another kind. `costs` returns what each sample costs and weighs: the loss is the ratio of
-    their sums.
+    their sums. `vectors` is of how many samples the summary uses them; those of all would fill the memory.
     """
 
     compare: Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]
     summarize: Callable[[Rows, Sequence[SampleAnswer]], Summary]
     costs: Callable[[Rows], tuple[Floats, Floats]] | None = None
+    vectors: int | None = None
 
 
 def without_common_infinities(

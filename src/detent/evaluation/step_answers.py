@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.row_answers import compare_classes
+from detent.evaluation.row_answers import Heads, compare_classes
 from detent.evaluation.sample_answers import (
     AnswerReader,
     Floats,
@@ -32,9 +32,9 @@ LEAST_BLANK = 0.25  # the share of steps from which on a class is taken for a bl
 Classes = npt.NDArray[np.int64]
 
 
-def step_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
-    """Return the output that holds class scores of steps, as [samples, steps, classes]."""
-    for name, array in outputs.items():
+def step_scores(heads: Heads, outputs: Outputs, samples: int) -> tuple[str, Floats]:
+    """Return the first output, of `heads` if possible, with class scores of steps, as [samples, steps, classes]."""
+    for name, array in sorted(outputs.items(), key=lambda item: item[0] not in heads):
         if array.dtype.kind == "f" and array.ndim == 3 and array.shape[2] > 1 and samples in array.shape[:2]:
             return name, in_steps(array, samples)
     raise ValueError("no output holds class scores of steps")
@@ -47,7 +47,7 @@ def in_steps(array: npt.NDArray[Any], samples: int) -> Floats:
 
 
 def _compare(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    name, scores = step_scores(expected, samples)
+    name, scores = step_scores(purpose.heads, expected, samples)
     first, second = rankable(scores), rankable(in_steps(found[name], samples))
     _, costs = compare_classes(first, second)
     one, other = first.argmax(-1), second.argmax(-1)

@@ -10,6 +10,7 @@ embed, regress    vectors and numbers            vector_answers.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,6 +43,13 @@ def compare_answers(purpose: Purpose, expected: Outputs, found: Outputs, samples
         return _READERS[purpose.task].compare(purpose, purpose.answers(expected), purpose.answers(found), samples)
     except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
         return []
+
+
+def add_answers(purpose: Purpose, answers: list[SampleAnswer], more: Sequence[SampleAnswer]) -> None:
+    """Append the answers to further samples, without vectors that no summary uses."""
+    most = _READERS[purpose.task].vectors
+    used = len(more) if most is None else max(0, most - len(answers))
+    answers += [each if at < used else replace(each, vectors=None) for at, each in enumerate(more)]
 
 
 def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> TaskAgreement | None:

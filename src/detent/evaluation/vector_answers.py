@@ -154,5 +154,5 @@ def _error_of_spread(answers: Sequence[SampleAnswer]) -> float | None:
     return math.sqrt(ratio) if math.isfinite(ratio) else 1e9
 
 
-EMBEDDINGS = AnswerReader(_compare_vectors, _summarize_vectors)
+EMBEDDINGS = AnswerReader(_compare_vectors, _summarize_vectors, vectors=VECTORS)
 NUMBERS = AnswerReader(_compare_numbers, _summarize_numbers)

@@ -49,7 +49,8 @@ def pool_choices(model: ir.Model, plan: Plan) -> Iterator[PoolChoice]:
     for node in model.graph:
         if node.op_type not in POOLS or node.inputs[0] is None or not plan.layout.quantizes(node):
             continue
-        source, result = str(node.inputs[0].name), str(node.outputs[0].name)
+        # What is only moved, as by a MaxPool, has the position of the value before it.
+        source, result = (plan.layout.leader(str(value.name)) for value in (node.inputs[0], node.outputs[0]))
         if _has_position(source, plan) and _has_position(result, plan):
             group = joined.setdefault(source, (str(node.name), [source]))
             group[1].append(result)
@@ -62,5 +63,5 @@ def pool_choices(model: ir.Model, plan: Plan) -> Iterator[PoolChoice]:
 
 def _has_position(name: str, plan: Plan) -> bool:
     """Return whether a value is quantized with one power-of-two scale."""
-    params = plan.params.get(plan.layout.leader(name))
+    params = plan.params.get(name)
     return params is not None and holds_integers(params) and params.format.power_of_two and params.scale.size == 1

@@ -167,10 +167,8 @@ def _goes_on(node: ir.Node, body: ir.Graph) -> bool:
 
 
 def _is_true(value: ir.Value) -> bool:
-    producer, known = value.producer(), values.constant(value)
-    if producer is not None and values.is_standard(producer, "Constant") and "value" in producer.attributes:
-        known = producer.attributes["value"].as_tensor().numpy()
-    return known is not None and known.size == 1 and bool(known.item())
+    tensor = values.tensor_of(value)
+    return tensor is not None and tensor.size == 1 and bool(tensor.numpy().item())
 
 
 def _constants(body: ir.Graph) -> Iterator[ir.TensorProtocol]:

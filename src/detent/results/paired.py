@@ -110,9 +110,12 @@ def resampled(parts: Floats, wholes: Floats | None = None) -> Floats:
     The draws are the same for all models on the same samples, so what two models got on them can be compared in pairs.
     """
     weights = np.ones_like(parts) if wholes is None else wholes
-    chosen = np.random.default_rng(0).integers(0, len(parts), (RESAMPLES, len(parts)))
-    sums = weights[chosen].sum(1)
-    drawn: Floats = np.divide(parts[chosen].sum(1), sums, out=np.zeros(RESAMPLES), where=sums > 0)
+    rng = np.random.default_rng(0)
+    drawn = np.zeros(RESAMPLES)
+    for at in range(RESAMPLES):  # one by one: all draws of a hundred thousand samples would take a gigabyte
+        chosen = rng.integers(0, len(parts), len(parts))
+        if (total := float(weights[chosen].sum())) > 0.0:
+            drawn[at] = parts[chosen].sum() / total
     return drawn
 
 

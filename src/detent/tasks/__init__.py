@@ -89,6 +89,7 @@ _METADATA_WORDS = {
     "image-to-image": Task.IMAGE,
 }
 BY_SHAPE = ", by its shape"  # how a reason ends that nothing but the shape of an output stands for
+BY_LAYOUT = "outputs laid out as a detector's"  # how a reason begins that stands on shapes alone, too
 _FEW_CLASSES = 32  # Vectors of words are longer
 FEWER_CHANNELS = 4  # times fewer than pixels along either side: then channels come last
 VECTOR_SIZES = range(64, 4097, 64)  # of vectors to compare; numbers of classes are seldom multiples of 64
@@ -110,7 +111,7 @@ def recognise_task(
     if tail is not None and _may_be_detections(tail, image, known):
         return Task.DETECT, f"post-processing of detections: {tail.sign}"
     if image is not None and _is_laid_out_as_detections(_without_rows(known), image):
-        return Task.DETECT, f"outputs laid out as a detector's: {shapes_text(known)}"
+        return Task.DETECT, f"{BY_LAYOUT}: {shapes_text(known)}"
     for value in graph.outputs:
         if value.name not in known:
             continue
@@ -154,7 +155,7 @@ def _without_rows(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
 
 
 def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> dict[str, HeadKind]:
-    """Return the outputs that hold answers of a classifier, tagger or detector, and of which kind; else empty.
+    """Return the outputs that hold scores, numbers or objects, and which of these; empty for other tasks.
 
     The task is right about rows whose ending says otherwise: who names it knows how the model is used.
     """
@@ -162,6 +163,10 @@ def answer_heads(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape] | None
     if task is Task.DETECT:
         head = recognise_head(known, image_size(graph) or (640, 640))
         return {} if head is None else dict.fromkeys(head.outputs, "objects")
+    if task is Task.SEQUENCE:
+        steps = {value: shape[-1] for value in graph.outputs if len(shape := known.get(str(value.name), ())) == 3}
+        scores = [each for each, size in steps.items() if are_scores(each) or _is_of_labels(each, size)]
+        return {str(each.name): "classes" for each in scores}
     if task not in (Task.CLASSIFY, Task.TAG):
         return {}
     found = score_rows(graph, known)

@@ -107,6 +107,12 @@ class Head:
             arrays = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
         return [_DENSE[self.layout](self, [array[at] for array in arrays]) for at in range(len(arrays[0]))]
 
+    def holds_objects(self, outputs: Outputs) -> bool:
+        """Tell whether rows that a network chose itself have a class and a score; six numbers may be a rotation."""
+        rows = outputs[self.outputs[0]].reshape(-1, outputs[self.outputs[0]].shape[-1])
+        columns = ((5, 6),) if rows.shape[1] == 7 else ((5, 4), (0, 1))
+        return self.layout != "final" or any(_are_kinds(rows[:, kind], rows[:, score]) for kind, score in columns)
+
     def has_places(self, outputs: Outputs) -> bool:
         """Tell whether boxes lie in the image; those that are offsets from unknown anchors do not."""
         if self.layout != "pair":

@@ -24,8 +24,8 @@ class Purpose:
     """What a model is for, how that is known, and what its file says about its classes and its image.
 
     `passed_on` are outputs that are inputs, and no answers; `tokens` says that each step is of an input's token;
-    `heads` are the outputs of a classifier, tagger or detector that hold answers, if they are known; `confidences` are
-    the outputs that say how sure the numbers of another are, by the name of that one.
+    `heads` are the outputs that hold scores, numbers or objects, if they are known; `confidences` are the outputs that
+    say how sure the numbers of another are, by the name of that one.
     """
 
     task: Task
