@@ -50,6 +50,24 @@ def test_check_operators_accepts_what_runs():
     check_operators(load(tiny_model()))
 
 
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("imported", [False, True])
+def test_operators_that_nobody_knows_are_named_whatever_the_opset(opset, imported):
+    """The converter to opset 17 fails at them, and has nothing to say that a user could act on."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("TFL_FlexErf", "r", "t"),
+        node("Wobble", "t", "w", domain="my.ops"),
+        node("TFL_FlexErf", "w", "y"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "foreign", [info("x", (1, 4))], [info("y", (1, 4))])
+    imports = [onnx.helper.make_opsetid("", opset), *([onnx.helper.make_opsetid("my.ops", 1)] if imported else [])]
+    model = load(onnx.helper.make_model(graph, opset_imports=imports, ir_version=8))
+    said = r"'tfl_flexerf_t' uses the operator TFL_FlexErf, .* nor my.ops::Wobble\. .*SavedModel.*split .*--at 'r'"
+    with pytest.raises(ModelError, match=said):
+        check_operators(model)
+
+
 def test_first_line():
     assert first_line("[ONNXRuntimeError] : 1 : FAIL : bad\nstack\n") == "bad."
     old = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Relu(1) node with name 'r'"

@@ -32,7 +32,7 @@ from detent.graph.guard import guarded
 from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
 from detent.graph.runtime import onnxruntime, runtime_errors
 from detent.graph.save import check_output, complete_proto, save_together, serialize
-from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, first_line, foreign_node, open_session, operator_of
+from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, first_line, foreign_nodes, open_session, operator_of
 from detent.graph.values import drop_if_unused, read_values, values_of
 from detent.plan.postprocessing import find_postprocessing, is_trained
 from detent.prepare import FixShapes, FoldConstants, InferShapes, prepare
@@ -119,7 +119,8 @@ def split(
             )
         at, sign = [_past_quantization(whole.graph, name) for name in found.starts], found.sign
     first, second, between = divide(whole, nodes_before(whole.graph, at), at)
-    foreign = foreign_node(second)  # as of the plugins of a device: cut before it, the rest can be quantized
+    # An operator of a device's plugins, such as an NMS: cut before it, the rest can be quantized.
+    foreign = next(foreign_nodes(second), None)
     for part in (first, second) if foreign is None else (first,):
         Runner(part)  # ModelError if onnxruntime cannot load it, before anything is written
     sizes = save_together([(first, files[0]), (second, files[1])])

@@ -18,7 +18,8 @@ cannot shift at all. Below, in[i], out, weight and bias stand for the positions 
 | shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
 
 A bias moves towards finer positions only until it would saturate; the weight moves for the rest. The rules are applied
-in this order, round after round, until none moves anything.
+in this order, round after round, until none moves anything. Where `hard sigmoid` and `align` contradict each other, a
+product is put between them (`rescales`).
 
 Devices with float scales (`CONCATS`) have one rule: a Concat copies codes, so its inputs and its output share one
 scale, whose range spans all of theirs. Joined values may meet again in another Concat, so this is done once for each

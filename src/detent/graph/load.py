@@ -133,21 +133,22 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
         _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     message = light_proto(model)
-    _set_apart(message, version)
+    apart = _set_apart(message, version)
     try:
         proto = onnx.version_converter.convert_version(message, wanted)
     except _CONVERTER_ERRORS as error:
+        strange = f" Opset {version} does not have {', '.join(sorted(apart))}, which is in it." if apart else ""
         raise ModelError(
-            f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)} "
+            f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)}{strange} "
             f"Export it again with opset {wanted}."
         ) from error
     try:
         converted = ir.from_proto(proto)
     except UNREADABLE as error:  # the converter infers types, of which the graph library does not know all
         raise ModelError(f"{where} cannot be understood at opset {wanted}: {root_cause(error)}") from error
-    for node in [each for each in converted.graph.all_nodes() if each.domain == _NEWER]:
+    for node in [each for each in converted.graph.all_nodes() if each.domain == _APART]:
         node.domain = ""
-    converted.graph.opset_imports.pop(_NEWER, None)
+    converted.graph.opset_imports.pop(_APART, None)
     _keep_resize_meaning(model, converted)
     real_inputs = {value.name for value in model.graph.inputs}
     by_name = {str(value.name): value for value in converted.graph.inputs}
@@ -175,28 +176,26 @@ def inline(model: ir.Model, where: str, but: Collection[ir.OperatorIdentifier] =
     _refuse_malformed(model, where)
 
 
-_NEWER = "newer"
+_APART = "apart"
 
 
-def _set_apart(proto: onnx.ModelProto, version: int) -> None:
-    """Move operators that came after opset `version` out of the converter's sight, in place.
+def _set_apart(proto: onnx.ModelProto, version: int) -> set[str]:
+    """Move operators that opset `version` does not have out of the converter's sight, in place; return them.
 
-    onnxruntime had LayerNormalization and others before ONNX did, under the same name and with the same meaning, so it
-    runs such files; the converter looks for what they were in older opsets, and fails.
+    onnxruntime had LayerNormalization and others before ONNX did, so it runs such files; the converter looks for what
+    they were, and fails, as at operators that ONNX never had, which `check_operators` refuses with advice.
     """
-
-    def is_newer(node: onnx.NodeProto) -> bool:
-        known = onnx.defs.has(node.op_type) and node.domain in ("", "ai.onnx")
-        return known and not onnx.defs.has(node.op_type, max_inclusive_version=version)
-
-    pending, found = [proto.graph], False
+    pending, domains, apart = [proto.graph], set[str](), set[str]()
     while pending:
         for node in pending.pop().node:
             pending += [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs) if body.node]
-            if is_newer(node):
-                node.domain, found = _NEWER, True
-    if found:
-        proto.opset_import.append(onnx.helper.make_opsetid(_NEWER, 1))
+            if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, max_inclusive_version=version):
+                node.domain = _APART
+                apart.add(node.op_type)
+            domains.add(node.domain)
+    for domain in sorted(domains - {"", "ai.onnx", *(each.domain for each in proto.opset_import)}):
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    return apart
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.errors import DataError, ModelError, UsageError, listed, nearest
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.runtime import onnxruntime, runtime_errors, share_arena, shrink_arena
 from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
@@ -331,15 +331,14 @@ def _bytes_as_floats(model: ir.Model) -> int:
     return sum(4 * tensor.size for tensor in tensors if tensor is not None)
 
 
-def foreign_node(model: ir.Model) -> ir.Node | None:
-    """Return the first node whose operator onnxruntime cannot know, if there is one."""
+def foreign_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes whose operators onnxruntime cannot know."""
     functions = {(function.domain, function.name) for function in model.functions.values()}
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
         known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
         if not (known or (standard and (onnx.defs.has(node.op_type) or node.op_type in EXPERIMENTAL))):
-            return node
-    return None
+            yield node
 
 
 def operator_of(node: ir.Node) -> str:
@@ -348,14 +347,17 @@ def operator_of(node: ir.Node) -> str:
 
 
 def check_operators(model: ir.Model) -> None:
-    """Raise ModelError, naming the node, where an operator is one that onnxruntime cannot know."""
-    node = foreign_node(model)
-    if node is None:
+    """Raise ModelError, naming the first node, where operators are such as onnxruntime cannot know."""
+    if not (foreign := list(foreign_nodes(model))):
         return
+    node, operators = foreign[0], list(dict.fromkeys(map(operator_of, foreign)))
     computed = [f"--at '{value.name}'" for value in node.inputs if value is not None and value.producer() is not None]
     how = f": `detent split MODEL BODY TAIL {' '.join(computed)}`" if computed and node.graph is model.graph else ""
+    more = f", nor {listed(operators[1:], 5)}" if operators[1:] else ""
+    if any(operator.startswith("TFL_") for operator in operators):
+        more += ". TFL_... is what tf2onnx could not convert of a .tflite file: convert the SavedModel that it is from"
     raise ModelError(
-        f"Node '{node.name}' uses the operator {operator_of(node)}, which onnxruntime does not know. "
+        f"Node '{node.name}' uses the operator {operators[0]}, which onnxruntime does not know{more}. "
         f"Replace it, or cut the model before it{how}."
     )
 

@@ -24,7 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.devices.constraints import Violation
 from detent.devices.device import Rules
+from detent.devices.rescales import RescaleIntoConcat, contradicted
 from detent.devices.rewrites import GuardDivisors, SaturatingClip, Substitution
 from detent.execute.probe import Probe, Variant
 from detent.graph.session import Runner
@@ -187,7 +189,7 @@ class Planned:
     model: ir.Model
     plan: Plan
     rules: Rules
-    unsettled: Sequence[str]
+    unsettled: Sequence[Violation]
     notes: Notes
     widening: Widening | None = None
 
@@ -204,12 +206,18 @@ class Planned:
 
 def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
     """Choose the parameters of every site and bring them in line with the rules of the target."""
+    planned = _planned(observed, watch)
+    torn = contradicted(planned.plan, planned.unsettled)
+    return _planned(observed, watch, RescaleIntoConcat(planned.plan, torn)) if torn else planned
+
+
+def _planned(observed: Observed, watch: Stopwatch, *further: Substitution) -> Planned:
     prepared = observed.prepared
     recipe, layout, target = prepared.job.recipe, _copied(prepared.layout), prepared.target
     with watch.step("plan"):
         model = prepared.model.clone()  # weights are shared
         notes = Notes([*prepared.notes.changes], [*prepared.notes.declined])
-        substitutions = [step(layout) for step in target.substitutions]
+        substitutions = [*(step(layout) for step in target.substitutions), *further]
         _run(model, substitutions, notes)
         for step in substitutions:
             layout = step.laid_out(layout)
@@ -221,7 +229,7 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
         widening = find_widening(model, plan, observed)
         if widening is not None and widening.tensors:
             plan = rules(_chosen(model, with_wide(layout, widening.names), observed, substitutions))
-        unsettled = [str(each) for each in rules.violations(plan)]
+        unsettled = rules.violations(plan)
         _run(model, [step(layout.quantizes) for step in target.corrections], notes)
         guard = GuardDivisors(plan, observed.observation.statistics)
         _run(model, [SaturatingClip(plan, target.clips), guard], notes)

@@ -106,7 +106,7 @@ class Run:
         remarks = [
             *([self.note] if self.note else []),
             *prepared.warnings,
-            *planned.unsettled,
+            *map(str, planned.unsettled),
             *observation.notes,
             *observed.notes,
             *self.refined.warnings,
