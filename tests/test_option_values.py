@@ -186,6 +186,7 @@ def test_what_is_no_model_is_refused_by_every_verb(wrong, samples, tmp_path):
         lambda: detent.emulate(wrong),
         lambda: detent.evaluate(wrong, samples),
         lambda: detent.infer(wrong, samples, tmp_path / "c"),
+        lambda: detent.compare_candidates(wrong, samples),
     ):
         with pytest.raises(UsageError, match="is no model"):
             call()

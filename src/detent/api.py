@@ -265,8 +265,10 @@ def compare_candidates(
     import onnx
 
     from detent.device_check import check
+    from detent.evaluation.candidate import as_models
     from detent.graph.load import given_model
 
+    models = as_models(models, data=data)
     files = (str, PathLike, onnx.ModelProto)  # of others, the device's file is not known
     checks = [check(given_model(model), estimate_for) if isinstance(model, files) else None for model in models]
     options["trust"] = True  # the trials of those that are files have ended: they were read for their checks

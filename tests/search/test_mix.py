@@ -111,5 +111,5 @@ def test_without_data(detent, tiny):
 
 
 def test_what_is_one_of_two(samples):
-    with pytest.raises(package.UsageError, match="weights, activations"):
+    with pytest.raises(package.UsageError, match="'weights' or 'activations'"):
         package.mix(tiny_model(), samples, what="biases", mean_bits=6)
