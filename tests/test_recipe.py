@@ -32,6 +32,12 @@ def test_a_recipe_is_its_own_name():
     assert find_recipe(recipe) is recipe
 
 
+@pytest.mark.parametrize(("field", "text"), [("weights", "int4"), ("method", "MinMax"), ("operators", "Conv")])
+def test_text_is_not_taken_for_an_object(field, text):
+    with pytest.raises(UsageError, match=f"{field}={text}"):
+        find_recipe("A8W8").replace(**{field: text})
+
+
 def test_replace_and_equality():
     recipe = find_recipe("XINT8")
     assert recipe.replace() == recipe

@@ -11,7 +11,7 @@ from detent.compat.option_rows import ScriptNote
 from detent.compat.tools import TOOLS, run_tool
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model
-from tests.models import build, node, normal, run, since_runtime
+from tests.models import build, conv_relu_conv, node, normal, run, since_runtime
 
 REFUSED = (
     "convert_lstm_to_customlstm",
@@ -193,3 +193,18 @@ def test_bad_arguments(tiny, tmp_path):
         run_tool("convert_fp32_to_bf16", ["--input", str(tiny), "--output", "b", "--format", "f"])
     with pytest.raises(UsageError, match="--fix_shapes x=1"):
         run_tool("fix_shapes", [str(tiny), str(tmp_path / "o.onnx"), "--fix_shapes", "x=1"])
+
+
+@pytest.mark.parametrize(
+    ("activations", "counts"), [("int8", (2, 0)), ("int16", (0, 2)), ("int32", (0, 0)), ("bfloat16", (0, 0))]
+)
+def test_layers_are_listed_by_the_width_of_what_they_read(tmp_path, capsys, activations, counts):
+    path, data = tmp_path / "m.onnx", normal(8, 3, 8, 8, seed=2)
+    settings = [f"activations={activations}", "biases=float", "format=extended-qdq"]
+    import detent
+
+    detent.quantize(conv_relu_conv(), path, {"x": data}, "A8W8", set=settings)
+    capsys.readouterr()
+    run_tool("print_a16w8_a8w8_nodes", ["--input", str(path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert tuple(int(line.rpartition(" ")[2]) for line in lines if " count: " in line) == counts

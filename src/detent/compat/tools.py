@@ -120,8 +120,9 @@ def _listed(given: Arguments) -> None:
         read = (
             dequantized(node.inputs[0].producer()) if node.op_type in _LAYERS and node.inputs[0] is not None else None
         )
-        if read is not None and read.params is not None:
-            layers[8 * read.params.dtype.itemsize].append(str(node.name))
+        dtype = None if read is None or read.params is None else read.params.dtype
+        if dtype is not None and dtype.kind in "iu" and 8 * dtype.itemsize in layers:
+            layers[8 * dtype.itemsize].append(str(node.name))
     for bits, names in layers.items():
         sys.stdout.write("\n".join([f"int{bits} activation node names:", *names, ""]))
     for bits, names in layers.items():

@@ -90,6 +90,9 @@ class Override:
         return {role: fmt for role, fmt in given.items() if fmt is not None}
 
 
+_TEXTS = ("name", "description", "target", "rounding", "format")  # fields of a recipe
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a model is quantized: the format of each role, the calibration method and the device it is for.
@@ -155,6 +158,13 @@ class Recipe:
     overrides: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if isinstance(text := getattr(self, field.name), str) and field.name not in _TEXTS:
+                objects = "an object, such as IntegerFormat('int8') or Percentile(99.9), or a tuple of texts"
+                reads_text = f"detent.quantize(..., set=['{field.name}={text}'])"
+                raise UsageError(
+                    f"{field.name} of a recipe is {text!r}. In Python it is {objects}; {reads_text} reads text."
+                )
         if self.format not in get_args(OutputFormat):
             known = get_args(OutputFormat)
             raise UsageError(f"format is '{self.format}'.{nearest(self.format, known)} Choose from {', '.join(known)}.")
