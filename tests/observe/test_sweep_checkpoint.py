@@ -275,7 +275,7 @@ def test_a_file_of_the_user_is_not_overwritten(checkpoint):
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_sweep(whole, tmp_path):
     checkpoint = Checkpoint(tmp_path / "nowhere" / "x", every=0.01)
-    observation = run(watched(seconds=0.005), checkpoint)
+    observation = run(watched(seconds=0.03), checkpoint)
     check_same(observation, whole)
     assert len(observation.notes) == 1
     assert "Calibration could not have been continued after an interruption. Cannot write" in observation.notes[0]
@@ -287,7 +287,7 @@ def test_a_failing_checkpoint_does_not_hide_the_error(tmp_path):
 
 
 def test_streams_are_not_continued_and_it_says_so(checkpoint):
-    observation = run(watched(list(IMAGES), seconds=0.005), checkpoint)
+    observation = run(watched(list(IMAGES), seconds=0.03), checkpoint)
     assert observation.notes == [
         "Calibration could not have been continued after an interruption. A stream may give other samples, or another "
         "order, the next time. Give files or arrays instead."
