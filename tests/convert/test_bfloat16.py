@@ -3,19 +3,16 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from detent.errors import ModelError, UsageError
 from tests.convert.forms import constants, converted, foreign, ops, quantized, same
-from tests.models import SMALL_MODELS, build, conv_relu_conv, info, needs_opset, node, normal, run
+from tests.models import SMALL_MODELS, build, conv_relu_conv, info, needs_opset, node, normal, run, since_runtime
 
 X = {"x": normal(1, 3, 8, 8, seed=2)}
 HUGE = np.float32(3.4e38)
-pure_runs = pytest.mark.skipif(
-    tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 21), reason="opset 22 came with onnxruntime 1.21"
-)
+pure_runs = since_runtime(21, "opset 22")
 
 
 def rounded(array: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from detent.tasks.purpose import Outputs, Purpose
 
 VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 FEW_NUMBERS = 1024  # of a sample, whose differences between samples are looked at
-ALIKE = 1e-4  # similarities in float that differ by less rank nothing, as those of one sample again and again
+LEAST_APART = 1e-4  # similarities in float that differ by less rank nothing, as those of one sample again and again
 STILL = 0.005  # numbers that differ by less than this share of themselves are the same for all samples
 
 
@@ -62,7 +62,7 @@ def _summarize_vectors(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     ranking = None
     if len(pairs) >= 4 and len({one.size for one, _ in pairs}) == 1:  # only vectors of one length can be compared
         first, second = (_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1))
-        ranking = spearman(first, second) if float(np.ptp(first)) > ALIKE else None
+        ranking = spearman(first, second) if float(np.ptp(first)) > LEAST_APART else None
     cosine = float(rows["cosine"].mean())
     text = f"the cosine with float's vectors is {cosine:.4f} on average, {rows['cosine'].min():.4f} at worst"
     figures = {"cosine": cosine, "worst_cosine": float(rows["cosine"].min())}

@@ -33,7 +33,7 @@ from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
-from detent.pipeline.prepared import Stopwatch
+from detent.pipeline.prepared import Prepared, Stopwatch
 from detent.plan.layout import Layout
 from detent.plan.mixed import where_width_may_pay, wide_candidates, with_wide
 from detent.plan.plan import Plan, make_plan
@@ -128,22 +128,33 @@ class _Measured:
             Variant(str(at), rounding={name: self._plan.of(name) for group in union for name in group})
             for at, union in enumerate(unions)
         ]
-        job = self._prepared.job
-        try:
-            found = errors_of(
-                self._model,
-                self._plan,
-                variants,
-                samples,
-                parts=self._prepared.parts or None,  # boxes of a detector, of 0..640, would hide its scores
-                threads=job.collecting.threads,
-                memory=MEMORY,
-                progress=job.progress,
-                probe=self._probe,
-            )
-        except SilentModelError:  # outputs that are all 0 lose nothing by rounding
-            found = {variant.name: 0.0 for variant in variants}
+        found = _errors_at_outputs(self._model, self._plan, self._prepared, variants, samples, self._probe)
         return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
+
+
+def _errors_at_outputs(
+    model: ir.Model,
+    plan: Plan,
+    prepared: Prepared,
+    variants: Sequence[Variant],
+    samples: Sequence[PendingSample],
+    probe: Probe | None = None,
+) -> Mapping[str, float]:
+    """Return the error of each variant at the outputs, by its name; 0 if the model answers 0 on all samples."""
+    try:
+        return errors_of(
+            model,
+            plan,
+            variants,
+            samples,
+            parts=prepared.parts or None,  # boxes of a detector, of 0..640, would hide its scores
+            threads=prepared.job.collecting.threads,
+            memory=MEMORY,
+            progress=prepared.job.progress,
+            probe=probe,
+        )
+    except SilentModelError:
+        return {variant.name: 0.0 for variant in variants}
 
 
 def _channel_ratios(model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample]) -> dict[str, float]:
@@ -254,24 +265,13 @@ def _with_pools(model: ir.Model, plan: Plan, observed: Observed) -> Plan:
     choices, samples = list(pool_choices(model, plan)), observed.samples[:POOL_SAMPLES]
     if not choices or not samples:
         return plan
-    prepared, variants = observed.prepared, dict[tuple[int, int], Variant]()
+    variants: dict[tuple[int, int], Variant] = {}
     for number, choice in enumerate(choices):
         for position in choice.positions:
             rounding = choice.rounding(plan, position)
             variants[number, position] = Variant(f"{number} at {position}", rounding=rounding)
-    try:
-        errors = errors_of(
-            model,
-            plan,
-            list(variants.values()),
-            samples,
-            parts=prepared.parts or None,
-            threads=prepared.job.collecting.threads,
-            memory=MEMORY,
-            progress=prepared.job.progress,
-        )
-    except SilentModelError:  # outputs that are all 0 are the same at every position
-        return plan
+    # Where all cost the same, the first one is the coarsest, which the rule would take.
+    errors = _errors_at_outputs(model, plan, observed.prepared, list(variants.values()), samples)
     for number, choice in enumerate(choices):
         best = min(choice.positions, key=lambda position: errors[variants[number, position].name])
         plan = choice.at(plan, best)
